@@ -34,7 +34,7 @@ ALLOWED = {
     "launchers/test_two_hosts.py": "a delayed packet comes no sooner: a slow machine is no failure",
     "measure/test_clock.py": "a clock's marks lie between two readings",
     "process_group/test_host_counters.py": "counters.wait(number) is of counters",
-    "process_group/torch_worker.py": "a clock that is ahead",
+    "process_group/test_over_torch.py": "a clock that is ahead",
 }
 """Files that read a clock or have a shorter limit, and why that fails on no machine."""
 

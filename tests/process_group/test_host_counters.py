@@ -22,8 +22,7 @@ def test_all_ranks_are_asked_unless_some_are_named():
         counters = HostCounters(group)
         counters.tell(2 if group.rank < 2 else 1)
         group.barrier()
-        asked = [(1,), (2,), (2, range(2)), (3, [])]
-        return [counters.reached(*one) for one in asked]
+        return [counters.reached(*asked) for asked in ((1,), (2,), (2, range(2)), (3, []))]
 
     assert run_in_process(3, work) == [[True, False, True, True]] * 3
 

@@ -4,9 +4,16 @@ import torch
 
 from scaling.aggregators.registry import create
 from scaling.aggregators.schedule import Scheduled
+from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
 BATCH = 8
+EXACT = ["all_reduce", "ring", "tree", "caffe", "mxnet_device", "host_serial", "host_parallel"]
+OPTIMIZERS = {
+    "sgd": SgdSettings(0.05, 0.9),
+    "adam": AdamSettings(1e-3, 0.01),
+    "adamw": AdamSettings(1e-3, 0.1, decoupled=True),
+}
 
 
 def network():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from scaling.training.optimizers import SgdSettings
-from scaling.workloads.base import Model
+from tests.training.small import batch
 
 SETTINGS = SgdSettings(learning_rate=0.1, momentum=0.9, weight_decay=1e-3)
 NUM_STEPS = 5
@@ -102,11 +102,6 @@ RARE: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def batch(rank: int, number: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(100 * number + rank)
-    return torch.randn((10, 12), generator=generator), torch.randint(6, (10,), generator=generator)
-
-
 def plainly_trained(
     module: nn.Module, world_size: int, settings: SgdSettings = SETTINGS, num_steps: int = NUM_STEPS
 ) -> nn.Module:
@@ -152,12 +147,3 @@ def apart(module: nn.Module, other: nn.Module, eps: float = 0.0) -> float:
 def coarsest_eps(module: nn.Module) -> float:
     """The unit in the last place of 1 in the parameters' coarsest dtype."""
     return max(torch.finfo(one.dtype).eps for one in module.parameters() if one.is_floating_point())
-
-
-def build(shape):
-    """For a study of digits: a float32 body, a float64 scale and a bfloat16 head."""
-    size = shape.input_shape[0] * shape.input_shape[1] * shape.input_shape[2]
-    return Network(head=torch.bfloat16, scale=torch.float64, sizes=(size, 32, shape.num_classes))
-
-
-mixed = Model("mixed", build, shape=None, dataset="digits", source="a test", parameters={})

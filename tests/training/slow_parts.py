@@ -1,4 +1,7 @@
-"""What can go wrong with a step, planted: aggregators and a model that cells name as `module:attribute`."""
+"""Aggregators and models that cells name as `module:attribute`.
+
+What can go wrong with a step, planted; and a small network with all that a checkpoint has to keep.
+"""
 
 import time
 from collections.abc import Iterator
@@ -75,6 +78,15 @@ class SlowNetwork(nn.Module):
 
 
 slow_network = Model("slow_network", SlowNetwork, None, "digits", "these tests", {})
+
+
+def with_statistics(shape: DataShape) -> nn.Module:
+    """Batch normalisation has statistics, dropout draws random numbers."""
+    first = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1))
+    return nn.Sequential(*first, nn.Linear(4 * 36, shape.num_classes))
+
+
+dropping = Model("dropping", with_statistics, None, "digits", "these tests", {})
 
 
 @contextmanager

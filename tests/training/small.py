@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from scaling.aggregators.registry import create
 from scaling.measure.clock import MonotonicClock
@@ -52,6 +53,24 @@ def batch(rank: int, number: int, device: torch.device | str = CPU) -> Batch:
     """Of a rank in a step."""
     inputs, targets = batch_of(100 * number + rank)
     return inputs.to(device), targets.to(device)
+
+
+def learnable(rank: int, number: int, size: int = 64) -> Batch:
+    """The class is the largest of the first six inputs."""
+    inputs, _ = batch_of(100 * number + rank, size)
+    return inputs, inputs[:, :6].argmax(1)
+
+
+def torchs_power_sgd(group: Any, given: dict[str, Any], **own: Any) -> powerSGD_hook.PowerSGDState:
+    """The state of torch's hook with our names of its parameters."""
+    return powerSGD_hook.PowerSGDState(
+        group.data,
+        matrix_approximation_rank=given.get("approximation_size", 1),
+        start_powerSGD_iter=given.get("start_step", 2),
+        use_error_feedback=given.get("error_feedback", True),
+        random_seed=given.get("seed", 0),
+        **own,
+    )
 
 
 def batches(rank: int, count: int) -> list[Batch]:

@@ -27,7 +27,7 @@ from tests.training.small import CPU
 
 EPOCHS, CUT_AFTER = 3, 2
 BASE = cell_of(
-    **{"kind": "convergence", "model": "checkpoint_models:dropping", "aggregator": "all_reduce", "seed": 3},
+    **{"kind": "convergence", "model": "slow_parts:dropping", "aggregator": "all_reduce", "seed": 3},
     **{"local_batch": 200, "global_batch": 400, "weight_decay": 1e-4, "epochs": EPOCHS, "warmup_epochs": 1.0},
     **{"learning_rate_rule": "linear", "base_batch": 200, "schedule": "cosine", "augmentation": "standard"},
 )

@@ -13,10 +13,9 @@ from scaling.errors import NotFiniteError
 from scaling.training import overlapped as overlapping
 from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from tests.ranks import as_rank
-from tests.training.small import CPU, all_of, batch_of, flat, overlapped, perceptron
+from tests.training import small
+from tests.training.small import CPU, all_of, batch_of, eager, flat, learnable, overlapped, perceptron
 
 # Two shapes that occur twice, one that is not worth compressing, vectors; not sorted by shape.
 SHAPES = {"a": (40, 30), "bias": (40,), "conv": (12, 5, 3, 3), "b": (40, 30), "small": (3, 2), "c": (30, 40)}
@@ -56,12 +55,6 @@ class Crossed(nn.Module):
         return self.third(torch.relu(self.second(torch.relu(self.first(inputs)))))
 
 
-def learnable(rank, number):
-    """The class is the largest of the first six inputs."""
-    inputs, _ = batch_of(100 * number + rank, 64)
-    return inputs, inputs[:, :6].argmax(1)
-
-
 def settings_of(name):
     return SgdSettings(RATES.get(name, 0.1), 0.0 if create(name).own_momentum() else 0.5)
 
@@ -91,15 +84,9 @@ def of_torchs(hook, state, group):
 
 
 def power_sgd_state(parameters, group):
-    state = powerSGD_hook.PowerSGDState(
-        group.data,
-        matrix_approximation_rank=parameters.get("approximation_size", 1),
-        start_powerSGD_iter=2,
-        min_compression_rate=parameters.get("minimum_compression", 2),
-        use_error_feedback=parameters.get("error_feedback", True),
-        random_seed=parameters.get("seed", 0),
-        batch_tensors_with_same_shape=True,
-    )
+    smallest = parameters.get("minimum_compression", 2)
+    how = {"min_compression_rate": smallest, "batch_tensors_with_same_shape": True}
+    state = small.torchs_power_sgd(group, parameters, **how)
     state.iter = state.start_powerSGD_iter  # the steps before it are plain all-reduces
     return state
 
@@ -121,11 +108,11 @@ def beside_eager(group):
     seen = {}
     for name in WHATEVER_THE_BUCKETS:
         step, codec = hooked(name, group), create(name, CODECS[name])
-        eager = EagerStep(FlatReplica(perceptron(12, 80, 6)), codec, settings_of(name), group)
+        exact = eager(perceptron(12, 80, 6), codec, settings_of(name), group)
         for number in range(10):
             step(*learnable(group.rank, number))
-            eager(*learnable(group.rank, number))
-        difference = (flat(step.replica.module) - flat(eager.replica.module)).abs().max().item()
+            exact(*learnable(group.rank, number))
+        difference = (flat(step.replica.module) - flat(exact.replica.module)).abs().max().item()
         seen[name] = {"difference": difference, "notes": step.notes}
     return seen
 

@@ -19,14 +19,11 @@ from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import TrainingProgress
 from scaling.training.hooked_buckets import HookedBuckets
-from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import SgdSettings
-from scaling.training.overlapped import OverlappedStep
-from scaling.training.replica import FlatReplica, Replica
-from scaling.training.step import EagerStep
+from scaling.training.replica import FlatReplica
 from tests.ranks import as_rank
+from tests.training.small import CPU, batch_of, eager, flat, layered, overlapped, perceptron
 
-CPU = torch.device("cpu")
 NAMES = (
     *("one_bit", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd", "top_k"),
     *("power_sgd", "fp16", "bf16"),
@@ -55,10 +52,6 @@ pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 
 def gradient_of(rank: int, step: int) -> Tensor:
     return torch.randn(LAYOUT.num_elements, generator=torch.Generator().manual_seed(10 * step + rank))
-
-
-def device_of(rank: int) -> torch.device:
-    return torch.device("cuda", rank)
 
 
 @contextmanager
@@ -145,22 +138,20 @@ def said_of_nan(aggregator: Aggregator[Any], state: Any, gradient: Tensor) -> st
 
 
 def network(device: torch.device) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(300, 500), nn.ReLU(), nn.Linear(500, 10)).to(device)
+    return perceptron(300, 500, 10).to(device)
 
 
 def batch(rank: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(100 * number + rank)
-    inputs, targets = torch.randn(64, 300, generator=generator), torch.randint(10, (64,), generator=generator)
+    inputs, targets = batch_of(100 * number + rank, 64, 300, 10)
     return inputs.to(device), targets.to(device)
 
 
-def made(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool) -> Any:
+def made(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, is_layered: bool) -> Any:
     """A step that can be captured: the exchange behind the backward pass, or layer by layer under it."""
-    replica, settings = FlatReplica(network(device)), SgdSettings(0.01, momentum=0.9)
-    if layered:
-        return LayeredStep(replica, aggregator, settings, group, bucket_mb=BUCKET_MB, capturable=True)
-    return EagerStep(replica, aggregator, settings, group, capturable=True)
+    chosen = (network(device), aggregator, SgdSettings(0.01, momentum=0.9), group)
+    if is_layered:
+        return layered(*chosen, bucket_mb=BUCKET_MB, capturable=True)
+    return eager(*chosen, capturable=True)
 
 
 def take_steps(step: Any, group: TorchGroup, device: torch.device, numbers: range) -> list[float]:
@@ -171,12 +162,12 @@ def take_steps(step: Any, group: TorchGroup, device: torch.device, numbers: rang
 
 
 def captured_less_eager(
-    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool
+    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, is_layered: bool
 ) -> float:
     """The largest difference between the parameters that a step ends with as it is, and captured."""
     ends = []
     for captured in (False, True):
-        step = made(aggregator, group, device, layered=layered)
+        step = made(aggregator, group, device, is_layered=is_layered)
         if captured:
             step = CapturedStep(step, *batch(group.rank, 0, device), group)
         take_steps(step, group, device, range(NUM_TRAINED))
@@ -192,12 +183,9 @@ def hooked_less_plain(aggregator: Aggregator[Any], group: TorchGroup, device: to
     ends, sent = [], []
     for captures in (False, True):
         HookedBuckets.captures = captures
-        replica = Replica(network(device))
-        inputs, targets = batch(group.rank, 0, device)
         settings = SgdSettings(learning_rate=0.05, momentum=0.0 if aggregator.own_momentum() else 0.9)
-        step = OverlappedStep(
-            replica, aggregator, settings, group, bucket_mb=BUCKET_MB, inputs=inputs, targets=targets
-        )
+        chosen = (network(device), aggregator, settings, group, batch(group.rank, 0, device))
+        step = overlapped(*chosen, bucket_mb=BUCKET_MB)
         assert step.settle_profiled == captures, "graphs are what is tested"
         step.record = []
         take_steps(step, group, device, range(1))
@@ -207,13 +195,13 @@ def hooked_less_plain(aggregator: Aggregator[Any], group: TorchGroup, device: to
         group.meter.reset()
         take_steps(step, group, device, range(1))
         sent.append((group.meter.bytes_sent, group.meter.messages_sent))
-        ends.append(torch.cat([parameter.detach().flatten() for parameter in replica.trainable]))
+        ends.append(flat(step.replica.module))
     assert sent[0] == sent[1], f"metered: {sent}"
     return (ends[0] - ends[1]).abs().max().item()
 
 
 def resumed(
-    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool
+    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, is_layered: bool
 ) -> dict[str, Any]:
     """The captured losses after a checkpoint, and how far the first two trainings' parameters are apart.
 
@@ -221,7 +209,7 @@ def resumed(
     """
 
     def captured() -> CapturedStep:
-        step: Any = made(aggregator, group, device, layered=layered)
+        step: Any = made(aggregator, group, device, is_layered=is_layered)
         return CapturedStep(step, *batch(group.rank, 99, device), group)
 
     later = range(NUM_TRAINED, 2 * NUM_TRAINED)
@@ -242,7 +230,7 @@ def resumed(
 
 
 def seen_by(workers: Workers) -> dict[str, Any]:
-    device = device_of(workers.info.rank)
+    device = torch.device("cuda", workers.info.rank)
     torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = False
     group = workers.group(device)
@@ -252,10 +240,10 @@ def seen_by(workers: Workers) -> dict[str, Any]:
         try:
             seen[name] = aggregated(aggregator, group, device)
             seen[name]["hooked"] = hooked_less_plain(aggregator, group, device)
-            for way in (False, True):
-                ending = " layered" if way else ""
-                seen[name][f"captured{ending}"] = captured_less_eager(aggregator, group, device, layered=way)
-                seen[name][f"resumed{ending}"] = resumed(aggregator, group, device, layered=way)
+            for ending, way in {"": False, " layered": True}.items():
+                chosen = (aggregator, group, device)
+                seen[name][f"captured{ending}"] = captured_less_eager(*chosen, is_layered=way)
+                seen[name][f"resumed{ending}"] = resumed(*chosen, is_layered=way)
         except Exception:
             seen[name] = {**seen.get(name, {}), "failed": traceback.format_exc()}
     return seen

@@ -14,13 +14,12 @@ from scaling.aggregators.registry import create
 from scaling.errors import ExchangeError
 from scaling.training.compute import AUTOCAST, Compute
 from scaling.training.ddp import DdpSettings
-from scaling.training.optimizers import AdamSettings
 from scaling.training.overlapped import OverlappedStep
-from scaling.training.replica import FlatReplica, Replica
-from scaling.training.step import EagerStep
+from scaling.training.replica import Replica
 from scaling.training.step_check import StepCheck
 from tests.ranks import as_rank
-from tests.training.decoder import BATCH, batches, network
+from tests.training.decoder import BATCH, OPTIMIZERS, batches, network
+from tests.training.small import eager
 
 WAYS = {
     "none": ("eager", "one bucket"),
@@ -31,7 +30,7 @@ CASES = [("float32", arm, way) for arm, ways in WAYS.items() for way in ways]
 CASES.append(("bf16", "all_reduce", "several"))
 BUCKETS_MB = {"eager": None, "one bucket": 25.0, "several": 0.1}
 TOLERANCE = {"float32": 1e-5, "bf16": 2.0**-8}
-SETTINGS = AdamSettings(1e-3, 0.1, decoupled=True)
+SETTINGS = OPTIMIZERS["adamw"]
 COMPILE = torch.compile
 
 pytestmark = pytest.mark.processes
@@ -62,7 +61,7 @@ def training(precision, arm, way, group, device, *, compiled):
     if way == "eager":
         if compiled:
             module.compile(backend=graphs)
-        step = EagerStep(FlatReplica(module, compute=compute), create(arm), SETTINGS, group)
+        step = eager(module, arm, SETTINGS, group, compute=compute)
     else:
         replica = Replica(module, compute=compute)
         step = overlapped(replica, arm, group, device, BUCKETS_MB[way], compiled=compiled)

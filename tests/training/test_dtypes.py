@@ -1,4 +1,7 @@
-"""Parameters keep their dtypes in the eager and the layer-by-layer step, or are refused by name."""
+"""Parameters keep their dtypes in every step, or are refused by name.
+
+The overlapped step is taken in two real processes: every bucket of DDP has the dtype of its parameters.
+"""
 
 from dataclasses import dataclass
 
@@ -10,10 +13,11 @@ from scaling.aggregators.base import DTYPES
 from scaling.aggregators.native import AllReduce
 from scaling.aggregators.registry import create
 from scaling.errors import CheckpointError, StudyError
+from scaling.measure.clock import MonotonicClock
+from scaling.measure.phases import PhaseRecorder
 from scaling.process_group import run_in_process
-from scaling.training.layered import LayeredStep
 from scaling.training.replica import FlatReplica, require_dtypes
-from scaling.training.step import EagerStep
+from tests.ranks import as_rank
 from tests.training.mixed_models import (
     MIXED,
     NUM_STEPS,
@@ -21,10 +25,10 @@ from tests.training.mixed_models import (
     SETTINGS,
     Network,
     apart,
-    batch,
     coarsest_eps,
     plainly_trained,
 )
+from tests.training.small import all_of, batch, eager, layered, overlapped
 
 IN_PLACES = ("caffe", "mxnet_device", "torch_cpu")
 """The root's update, owners', and each rank's share of the host's parameters."""
@@ -41,12 +45,33 @@ ULPS = 16
 
 
 def made(mode, module, group, name, parameters=None):
-    chosen = (FlatReplica(module), create(name, parameters), SETTINGS, group)
-    return EagerStep(*chosen) if mode == "eager" else LayeredStep(*chosen, bucket_mb=BUCKETS_MB[mode])
+    chosen = (module, create(name, parameters), SETTINGS, group)
+    if mode == "overlapped":
+        return overlapped(*chosen, batch(group.rank, 0), bucket_mb=5e-4)
+    return eager(*chosen) if mode == "eager" else layered(*chosen, bucket_mb=BUCKETS_MB[mode])
 
 
 def take(step, rank, start=0, stop=NUM_STEPS):
     return [step(*batch(rank, number)).item() for number in range(start, stop)]
+
+
+def without_template(module):
+    """Weight decay moves a parameter that the loss does not need in our steps alone."""
+    if hasattr(module, "template"):
+        del module.template
+    return module
+
+
+def resumed(group, mode, name):
+    """Whether a saved and loaded step goes on with the same losses, and how far apart both end."""
+    step, other = (made(mode, MIXED["three dtypes"](), group, name) for _ in range(2))
+    take(step, group.rank, 0, 3)
+    saved = step.state_dict()
+    group.barrier()
+    losses = take(step, group.rank, 3, 6)
+    group.barrier()
+    other.load_state_dict(saved)
+    return [losses == take(other, group.rank, 3, 6), apart(step.replica.module, other.replica.module)]
 
 
 def trained(mode, make, world_size, name, parameters=None):
@@ -108,13 +133,9 @@ def test_lossy_ones_leave_the_same_bits_on_all_ranks_and_learn(name, model):
 @pytest.mark.parametrize("mode", ["eager", "whole", "tiny"])
 @pytest.mark.parametrize("model", RARE)
 def test_rare_parameters_are_trained_as_by_a_plain_loop(model, mode, world_size):
-    """Weight decay moves a parameter that the loss does not need here, and not in a plain loop."""
-    expected = plainly_trained(RARE[model](), world_size)
+    expected = without_template(plainly_trained(RARE[model](), world_size))
     for module in trained(mode, RARE[model], world_size, "ring"):
-        for one in (module, expected):
-            if hasattr(one, "template"):
-                del one.template
-        assert apart(module, expected) < ULPS
+        assert apart(without_template(module), expected) < ULPS
 
 
 class TestBuckets:
@@ -159,18 +180,7 @@ class TestBuckets:
     ],
 )
 def test_saved_step_goes_on_with_the_same_bits(mode, name):
-    def work(group):
-        step = made(mode, MIXED["three dtypes"](), group, name)
-        take(step, group.rank, 0, 3)
-        saved = step.state_dict()
-        other = made(mode, MIXED["three dtypes"](), group, name)
-        other.load_state_dict(saved)
-        group.barrier()
-        losses = take(step, group.rank, 3, 6)
-        group.barrier()
-        return losses == take(other, group.rank, 3, 6), apart(step.replica.module, other.replica.module)
-
-    assert run_in_process(2, work) == [(True, 0.0)] * 2
+    assert run_in_process(2, lambda group: resumed(group, mode, name)) == [[True, 0.0]] * 2
 
 
 @pytest.mark.parametrize("mode", ["eager", "whole"])
@@ -204,6 +214,9 @@ class OnlyFloat32(AllReduce):
     dtypes = (torch.float32,)
 
 
+HOROVODS = ("horovod", "horovod_optimizer")
+
+
 class TestRefused:
     @pytest.mark.parametrize("dtype", ["complex64", "complex128", "float8_e4m3fn", "float8_e5m2"])
     @pytest.mark.parametrize("mode", ["eager", "whole"])
@@ -232,11 +245,108 @@ class TestRefused:
         ("name", "taken"),
         [
             ("mpi", {torch.float32, torch.float64}),
-            ("horovod", {torch.float32, torch.float64, torch.float16}),
-            ("horovod_optimizer", {torch.float32, torch.float64, torch.float16}),
-            ("mpi_one_bit", set(DTYPES)),
-            ("ring", set(DTYPES)),
+            *((name, {torch.float32, torch.float64, torch.float16}) for name in HOROVODS),
+            *((name, set(DTYPES)) for name in ("mpi_one_bit", "ring")),
         ],
     )
     def test_what_libraries_cannot_carry_is_declared(self, name, taken):
         assert set(create(name).dtypes) == taken
+
+
+EXACT_HOOKS = ("all_reduce", "ring", "tree")
+LOSSY_HOOKS = ("one_bit", "two_bit")  # what is lost of a tensor is its own, whatever bucket it is in
+OF_LOSSY = {"bfloat16 head": 1e-2, "float64 scalar": 1e-5, "three dtypes": 1e-2}
+RESUMED_HOOKS = ("all_reduce", "one_bit", "one_bit_flat", "power_sgd")
+MODELS = {**MIXED, **RARE}
+
+
+def trainings(group):
+    """How far each is from a plain loop; with a lossy aggregator its losses, and the eager step's."""
+    seen = {}
+    for model, make in MODELS.items():
+        expected = without_template(plainly_trained(make(), group.world_size))
+        for name in EXACT_HOOKS:
+            step = made("overlapped", make(), group, name)
+            group.meter.reset()
+            take(step, group.rank, 0, 1)
+            unsent = sum(one.nbytes for one in step.replica.trainable) - group.meter.bytes_sent
+            take(step, group.rank, 1)
+            off = apart(without_template(step.replica.module), expected)
+            seen[f"{model} {name}"] = {"apart": off, "unsent": unsent, "notes": step.notes}
+    for model in OF_LOSSY:
+        for name in LOSSY_HOOKS:
+            steps = (made(mode, MODELS[model](), group, name) for mode in ("overlapped", "eager"))
+            seen[f"{model} {name}"] = [take(one, group.rank) for one in steps]
+    return seen
+
+
+def split(group):
+    """DDP's own path gets a hook half-way."""
+    expected = plainly_trained(MODELS["three dtypes"](), group.world_size)
+    step = made("overlapped", MODELS["three dtypes"](), group, "all_reduce")
+    take(step, group.rank, 0, 2)
+    step.prepare_profiled(PhaseRecorder(MonotonicClock()))
+    take(step, group.rank, 2)
+    return {"apart": apart(step.replica.module, expected), "notes": step.notes}
+
+
+def resumed_hooks(group):
+    return {name: resumed(group, "overlapped", name) for name in RESUMED_HOOKS}
+
+
+def refused(group):
+    module = Network()
+    module.odd = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    try:
+        made("overlapped", module, group, "all_reduce")
+    except StudyError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def seen(on_ranks):
+    """seen(scenario, key): what both ranks saw."""
+    ranks = on_ranks(__file__, 2)
+    return lambda scenario, key: [rank[scenario][key] for rank in ranks]
+
+
+@pytest.mark.processes
+class TestOverlapped:
+    @pytest.mark.parametrize("name", EXACT_HOOKS)
+    @pytest.mark.parametrize("model", MODELS)
+    def test_parameters_are_a_plain_loops_and_bytes_go_by_each_dtype(self, seen, model, name):
+        """Two ranks: each sends what it has once."""
+        for rank in seen("trainings", f"{model} {name}"):
+            assert rank["apart"] < ULPS
+            assert rank["unsent"] == 0
+
+    @pytest.mark.parametrize("name", LOSSY_HOOKS)
+    @pytest.mark.parametrize("model", OF_LOSSY)
+    def test_lossy_ones_train_as_the_eager_step(self, seen, model, name):
+        for ours, expected in seen("trainings", f"{model} {name}"):
+            assert ours == pytest.approx(expected, rel=OF_LOSSY[model])
+
+    def test_notes_name_the_dtypes_and_parameters_without_gradient(self, seen):
+        said = "parameters of 3 dtypes, exchanged in buckets of their own: float64 (1 "
+        for notes in (rank["notes"] for rank in seen("trainings", "three dtypes ring")):
+            assert notes[0].startswith(said)
+            assert notes[1].startswith("3 buckets of ")
+        said = "DDP searches every step for parameters that the loss does not depend on: template"
+        assert [rank["notes"][1] for rank in seen("trainings", "ShapeOnly ring")] == [said] * 2
+
+    def test_ddps_own_path_goes_on_with_a_hook(self, seen):
+        assert all(apart < ULPS for apart in seen("split", "apart"))
+        assert all("3 buckets of " in notes[1] for notes in seen("split", "notes"))
+
+    @pytest.mark.parametrize("name", RESUMED_HOOKS)
+    def test_saved_step_goes_on_with_the_same_bits(self, seen, name):
+        assert seen("resumed_hooks", name) == [[True, 0.0]] * 2
+
+    def test_parameters_that_cannot_be_trained_are_refused_by_name(self, seen):
+        said = "parameter 'odd' is complex64, which cannot be trained; allowed are float32"
+        assert all(said in error for error in seen("refused", slice(None)))
+
+
+if __name__ == "__main__":
+    as_rank(all_of(trainings, split, resumed_hooks, refused))

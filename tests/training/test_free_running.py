@@ -13,19 +13,12 @@ import torch
 
 from scaling.process_group import run_in_process
 from scaling.training.compute import Compute
-from scaling.training.optimizers import AdamSettings, SgdSettings
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
-from tests.training.decoder import BATCH, aggregator_in_threads, batches, network
+from tests.training.decoder import BATCH, EXACT, OPTIMIZERS, aggregator_in_threads, batches, network
+from tests.training.small import eager
 
 pytestmark = pytest.mark.quality
 
-EXACT = ["all_reduce", "ring", "tree", "caffe", "mxnet_device", "host_serial", "host_parallel", "zero1"]
-OPTIMIZERS = {
-    "sgd": SgdSettings(0.05, 0.9),
-    "adam": AdamSettings(1e-3, 0.01),
-    "adamw": AdamSettings(1e-3, 0.1, decoupled=True),
-}
+WITH_ZERO1 = [*EXACT, "zero1"]
 NUM_STEPS = 100
 NUM_ORDERS = 4
 TIMES = 8.0
@@ -37,9 +30,8 @@ def losses(name, optimizer, accumulate=1, world_size=2, order=0, device="cpu"):
     """[NUM_STEPS] of the whole batch; `order` tells how its samples are sorted, 0 as they are."""
 
     def trained(group):
-        replica = FlatReplica(network().to(device), compute=Compute(accumulate=accumulate))
-        aggregator = aggregator_in_threads(name, device)
-        step = EagerStep(replica, aggregator, OPTIMIZERS[optimizer], group)
+        chosen = (network().to(device), aggregator_in_threads(name, device), OPTIMIZERS[optimizer], group)
+        step = eager(*chosen, compute=Compute(accumulate=accumulate))
         generator, found = torch.Generator().manual_seed(order), []
         for inputs, targets in batches(NUM_STEPS):
             places = torch.randperm(BATCH, generator=generator) if order else torch.arange(BATCH)
@@ -75,10 +67,10 @@ def test_the_bound_is_one_of_rounding(optimizer):
 
 
 @pytest.mark.sampled(24)
-@pytest.mark.parametrize(("optimizer", "name"), list(itertools.product(OPTIMIZERS, EXACT)))
+@pytest.mark.parametrize(("optimizer", "name"), list(itertools.product(OPTIMIZERS, WITH_ZERO1)))
 def test_losses_of_exact_aggregators_stay_within_it(name, optimizer):
     """With each optimizer, of which half accumulate; the other half does with the next optimizer."""
-    assert_within(name, optimizer, 1 + (EXACT.index(name) + list(OPTIMIZERS).index(optimizer)) % 2)
+    assert_within(name, optimizer, 1 + (WITH_ZERO1.index(name) + list(OPTIMIZERS).index(optimizer)) % 2)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -13,18 +13,12 @@ from scaling.process_group import run_in_process
 from scaling.training.compute import Compute
 from scaling.training.fully_sharded import FullyShardedStep, ShardedReplica
 from scaling.training.gradients import GradientSettings
-from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.overlapped import OverlappedStep
-from scaling.training.replica import FlatReplica, Replica, whole
-from scaling.training.step import EagerStep
+from scaling.training.replica import Replica, whole
 from scaling.training.step_check import StepCheck
 from tests.ranks import as_rank
-from tests.training.small import CPU, shared_batches
+from tests.training.small import CPU, OPTIMIZERS, eager, shared_batches
 
-SETTINGS = {
-    "sgd": SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4),
-    "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True),
-}
 TREATMENTS = {"": GradientSettings(), "clipped": GradientSettings(clip_norm=0.05)}
 ZERO = "zero_redundancy_optimizer"
 KEPT_BY = {
@@ -60,20 +54,19 @@ class Net(nn.Module):
 
 
 def exact(optimizer, treatment, group):
-    replica, gradients = FlatReplica(Net()), TREATMENTS[treatment]
-    return EagerStep(replica, create("all_reduce"), SETTINGS[optimizer], group, gradients)
+    return eager(Net(), "all_reduce", OPTIMIZERS[optimizer], group, TREATMENTS[treatment])
 
 
 def made(arm, optimizer, treatment, group, accumulate=1):
     gradients, compute = TREATMENTS[treatment], Compute(accumulate=accumulate)
     if arm == ZERO:
         inputs, targets = shared_batches(group, 1)[0]
-        chosen = (Replica(Net(), compute=compute), create(arm), SETTINGS[optimizer], group, gradients)
+        chosen = (Replica(Net(), compute=compute), create(arm), OPTIMIZERS[optimizer], group, gradients)
         return OverlappedStep(*chosen, bucket_mb=0.001, inputs=inputs, targets=targets)
     shard_ranks = 2 if arm.startswith("hsdp") else None
     kept_by = 2 if arm.endswith("by two") else not arm.endswith("kept")
     how = {"reshard_after_forward": kept_by, "shard_ranks": shard_ranks, "compute": compute}
-    return FullyShardedStep(ShardedReplica(Net(), group, **how), SETTINGS[optimizer], group, gradients)
+    return FullyShardedStep(ShardedReplica(Net(), group, **how), OPTIMIZERS[optimizer], group, gradients)
 
 
 def trained(step, group, which=slice(None)):
@@ -104,7 +97,7 @@ def resumed(arm, optimizer, treatment, group):
 def checked(arm, optimizer, group):
     """What the checks of a run say, and the training behind them."""
     step = made(arm, optimizer, "", group)
-    check = StepCheck(step, create(arm.split()[0]), SETTINGS[optimizer], group)
+    check = StepCheck(step, create(arm.split()[0]), OPTIMIZERS[optimizer], group)
     check.steps(shared_batches(group, NUM_STEPS), 3)
     check.replicas()
     return {**trained(step, group), "findings": check.findings.as_dict()}
@@ -121,7 +114,7 @@ def keepers(arm, group):
 
 def seen_by(workers):
     group, seen = workers.group(CPU), {}
-    for one in itertools.product(SETTINGS, TREATMENTS) if group.world_size == 2 else OF_FOUR:
+    for one in itertools.product(OPTIMIZERS, TREATMENTS) if group.world_size == 2 else OF_FOUR:
         how = " ".join(one)
         seen[f"exact {how}"] = trained(exact(*one, group), group)
         seen[f"one worker {how}"] = run_in_process(1, lambda own, one=one: trained(exact(*one, own), own))[0]

@@ -15,16 +15,13 @@ import torch
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.process_group import run_in_process
 from scaling.training.captured import CapturedStep
-from scaling.training.compute import AUTOCAST, Compute
+from scaling.training.compute import AUTOCAST, Compute, with_checkpointing
 from scaling.training.gradients import GradientSettings
-from scaling.training.layered import LayeredStep
-from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from scaling.training.update_check import Delivered, Moments, worst_update
-from tests.training.decoder import BATCH, aggregator_in_threads, batches, network
+from tests.training.decoder import BATCH, EXACT, OPTIMIZERS, aggregator_in_threads, batches, network
+from tests.training.small import eager, flat, layered
 
-EXACT = ["all_reduce", "ring", "tree", "caffe", "mxnet_device", "host_serial", "host_parallel"]
 OTHER_EXACT = [
     name
     for name in BUILT_IN
@@ -34,11 +31,6 @@ OTHER_EXACT = [
 ON_REPLICAS = ["all_reduce", "ring", "tree"]
 EPSILONS = {"float32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11}
 ROUNDING = 32.0
-OPTIMIZERS = {
-    "sgd": SgdSettings(0.05, 0.9),
-    "adam": AdamSettings(1e-3, 0.01),
-    "adamw": AdamSettings(1e-3, 0.1, decoupled=True),
-}
 NUM_STEPS = 10
 
 
@@ -61,8 +53,8 @@ def assert_agrees(given, expected, owned, precision) -> None:
         assert float((given[start:stop] - expected[start:stop]).abs().max()) <= allowed
 
 
-def flat(tensors):
-    return torch.cat([one.detach().reshape(-1) for one in tensors])
+def joined(tensors):
+    return torch.cat([one.flatten() for one in tensors])
 
 
 def check_each_step(name, optimizer, precision, accumulate, world_size=2, device="cpu"):
@@ -71,20 +63,17 @@ def check_each_step(name, optimizer, precision, accumulate, world_size=2, device
     alone = one_worker(optimizer, precision, device)
 
     def steps_of(group):
-        compute = compute_of(precision, accumulate=accumulate)
-        replica = FlatReplica(network().to(device), compute=compute)
-        aggregator = aggregator_in_threads(name, device)
-        step = EagerStep(replica, aggregator, settings, group)
-        found = []
+        chosen = (network().to(device), aggregator_in_threads(name, device), settings, group)
+        step, found = eager(*chosen, compute=compute_of(precision, accumulate=accumulate)), []
         for (inputs, targets), (before, _, _) in zip(batches(NUM_STEPS), alone, strict=True):
             with torch.no_grad():
-                for own, values in zip(replica.trainable, before, strict=True):
+                for own, values in zip(step.replica.trainable, before, strict=True):
                     own.copy_(values)
-            if aggregator.update_site.startswith("host"):
+            if chosen[1].update_site.startswith("host"):
                 step.load_state_dict(copy.deepcopy(step.state_dict()))
             share = slice(group.rank * BATCH // world_size, (group.rank + 1) * BATCH // world_size)
             ((owned, mean),) = taken(step, inputs[share].to(device), targets[share].to(device))
-            found.append((owned, mean, flat(replica.trainable)))
+            found.append((owned, mean, flat(step.replica.module)))
         return found
 
     ranks = run_in_process(world_size, steps_of)
@@ -98,7 +87,7 @@ def check_each_step(name, optimizer, precision, accumulate, world_size=2, device
         parameters = [after for _, _, after in of_ranks]
         assert all(torch.equal(parameters[0], other) for other in parameters[1:])
         assert (
-            worst_update(settings, parameters[0], flat(before), Delivered(whole, 0.0), moments, 0.0) is None
+            worst_update(settings, parameters[0], joined(before), Delivered(whole, 0.0), moments, 0.0) is None
         )
 
 
@@ -113,20 +102,19 @@ def one_worker(optimizer, precision, device):
     """Of each step: the parameters before it, its gradient, and those after it."""
 
     def steps_of(group):
-        replica = FlatReplica(network().to(device), compute=compute_of(precision))
-        step = EagerStep(replica, create("all_reduce"), OPTIMIZERS[optimizer], group)
-        found = []
+        chosen = (network().to(device), "all_reduce", OPTIMIZERS[optimizer], group)
+        step, found = eager(*chosen, compute=compute_of(precision)), []
         for inputs, targets in batches(NUM_STEPS):
-            before = [one.detach().clone() for one in replica.trainable]
+            before = [one.detach().clone() for one in step.replica.trainable]
             ((_, gradient),) = taken(step, inputs.to(device), targets.to(device))
-            found.append((before, gradient, flat(replica.trainable)))
+            found.append((before, gradient, flat(step.replica.module)))
         return found
 
     found = run_in_process(1, steps_of)[0]
     moments = Moments.zero(OPTIMIZERS[optimizer], found[0][1])
     for before, gradient, after in found:
         exact = Delivered(gradient, 0.0)
-        assert worst_update(OPTIMIZERS[optimizer], after, flat(before), exact, moments, 0.0) is None
+        assert worst_update(OPTIMIZERS[optimizer], after, joined(before), exact, moments, 0.0) is None
     return found
 
 
@@ -161,7 +149,7 @@ def test_each_step_agrees_on_a_gpu_that_two_workers_share(name, precision, optim
 @pytest.mark.parametrize("name", ["all_reduce", "ring", "tree", "host_serial"])
 def test_the_wires_precision_bounds_the_mean(name, wire):
     def mean_of(group, gradients):
-        step = EagerStep(FlatReplica(network()), create(name), OPTIMIZERS["sgd"], group, gradients)
+        step = eager(network(), name, OPTIMIZERS["sgd"], group, gradients)
         inputs, targets = next(batches(1))
         ((owned, mean),) = taken(step, inputs.chunk(2)[group.rank], targets.chunk(2)[group.rank])
         return owned, mean, group.meter.bytes_sent
@@ -176,8 +164,6 @@ def test_the_wires_precision_bounds_the_mean(name, wire):
 
 
 def test_activations_that_are_computed_again_give_the_same_gradient():
-    from scaling.training.compute import with_checkpointing
-
     inputs, targets = next(batches(1))
     gradients = []
     for module in (network(), with_checkpointing(network())):
@@ -187,58 +173,41 @@ def test_activations_that_are_computed_again_give_the_same_gradient():
     assert torch.equal(*gradients)
 
 
+CLIPPED = GradientSettings(clip_norm=0.5)
+
+
 def run_on_gpu(make, precision, num_steps=4):
-    """Losses of a step on one GPU."""
+    """Losses of a step on one GPU, captured if it is made by one of CAPTURED."""
 
     def losses(group):
-        device = torch.device("cuda", 0)
-        module = network().to(device)
-        data = [(inputs.to(device), targets.to(device)) for inputs, targets in batches(num_steps)]
-        step = make(module, precision, group, data[0])
+        data = [(inputs.cuda(), targets.cuda()) for inputs, targets in batches(num_steps)]
+        is_captured = make in CAPTURED
+        compute = compute_of(precision, accumulate=2, captured=is_captured)
+        step = make(network().cuda(), "all_reduce", OPTIMIZERS["adamw"], group, CLIPPED, compute=compute)
+        if is_captured:
+            step = CapturedStep(step, *data[0], group)
         return [float(step(*batch)) for batch in data], step
 
     return run_in_process(1, losses)[0]
 
 
-def eager(module, precision, group, batch):
-    replica = FlatReplica(module, compute=compute_of(precision, accumulate=2))
-    settings = GradientSettings(clip_norm=0.5)
-    return EagerStep(replica, create("all_reduce"), OPTIMIZERS["adamw"], group, settings)
-
-
-def captured(module, precision, group, batch):
-    compute = compute_of(precision, accumulate=2, captured=True)
-    settings = GradientSettings(clip_norm=0.5)
-    step = EagerStep(
-        FlatReplica(module, compute=compute),
-        create("all_reduce"),
-        OPTIMIZERS["adamw"],
-        group,
-        settings,
-        capturable=True,
-    )
-    return CapturedStep(step, *batch, group)
-
-
-def layered(module, precision, group, batch):
-    compute = compute_of(precision, accumulate=2, captured=True)
-    settings = GradientSettings(clip_norm=0.5)
-    chosen = (create("all_reduce"), OPTIMIZERS["adamw"], group, settings)
-    step = LayeredStep(FlatReplica(module, compute=compute), *chosen, bucket_mb=0.05, capturable=True)
-    return CapturedStep(step, *batch, group)
+CAPTURED = [
+    functools.partial(eager, capturable=True),
+    functools.partial(layered, bucket_mb=0.05, capturable=True),
+]
+WAYS = pytest.mark.parametrize("make", CAPTURED, ids=["captured", "layered"])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("make", [captured, layered])
+@WAYS
 @pytest.mark.parametrize("precision", EPSILONS)
 def test_captured_steps_learn_what_eager_ones_do(make, precision):
-    expected, _ = run_on_gpu(eager, precision)
-    given, _ = run_on_gpu(make, precision)
+    (expected, _), (given, _) = (run_on_gpu(one, precision) for one in (eager, make))
     assert given == pytest.approx(expected, rel=64 * EPSILONS[precision])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("make", [captured, layered])
+@WAYS
 def test_a_captured_step_skips_an_infinite_mean_and_halves_its_scale(make):
     _, step = run_on_gpu(make, "fp16", 1)
     before = [one.detach().clone() for one in step.replica.trainable]

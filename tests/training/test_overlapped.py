@@ -13,21 +13,30 @@ from torch import nn
 from scaling.aggregators.base import unmarked
 from scaling.aggregators.native import AllReduce
 from scaling.aggregators.registry import create
+from scaling.errors import LaunchError
 from scaling.measure.clock import MonotonicClock
 from scaling.measure.phases import PhaseRecorder
+from scaling.training import ddp as wrapping
+from scaling.training.ddp import TAKES_SIZES, DdpSettings
 from scaling.training.optimizers import SgdSettings
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from tests.ranks import as_rank
-from tests.training.small import CPU, all_of, batch, overlapped
+from tests.training.small import CPU, SGD, all_of, batch, batch_of, eager, flat, normalised, overlapped
 from tests.waiting import wait_until
 
-SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
 NUM_STEPS, SPLIT_FROM = 6, 3
 EXCHANGING = ("all_reduce", "ring", "tree")
 CONTROLS = ("none", "no_op", "no_op(path=hook)")
 ARMS = (*EXCHANGING, *CONTROLS)
 BUCKETS_MB = {"one bucket": 25.0, "several": 0.001, "split": 0.001}
+KIB, MB = 1024, 2.0**20
+WIDTH, DEPTH = 16, 8  # each layer has 1 KiB of weights
+ONE_BY_ONE = (2 * KIB / MB, KIB / MB, 4 * KIB / MB)
+SIZED = ("all_reduce", "ring")
+SIZES = {
+    "one size": DdpSettings(),
+    "one by one": DdpSettings(bucket_sizes_mb=ONE_BY_ONE),
+    "first and others": DdpSettings(bucket_sizes_mb=(KIB / MB, 3 * KIB / MB)),
+}
 
 pytestmark = pytest.mark.processes
 
@@ -52,13 +61,11 @@ def create_arm(label):
 
 def network():
     """With statistics, and with random numbers in its forward pass."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(12, 40), nn.BatchNorm1d(40), nn.Dropout(0.3), nn.Linear(40, 40), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(40, 6))
+    return normalised(12, 40, 40, 6, dropout=0.3)
 
 
 def made(aggregator, group, bucket_mb=BUCKETS_MB["several"], module=None):
-    chosen = (module or network(), aggregator, SETTINGS, group)
+    chosen = (module or network(), aggregator, SGD, group)
     return overlapped(*chosen, batch(group.rank, 0), bucket_mb=bucket_mb)
 
 
@@ -91,8 +98,7 @@ def trainings(group):
     seen = {}
     for label in ARMS:
         if not label.startswith("no_op"):
-            eager = EagerStep(FlatReplica(network()), create_arm(label), SETTINGS, group)
-            seen[f"{label} eager"] = training(eager, group)
+            seen[f"{label} eager"] = training(eager(network(), create_arm(label), SGD, group), group)
         for way, bucket_mb in BUCKETS_MB.items():
             step = made(create_arm(label), group, bucket_mb)
             seen[f"{label} {way}"] = training(step, group, SPLIT_FROM if way == "split" else NUM_STEPS)
@@ -134,6 +140,34 @@ def left(group):
     return [*seen, *(["a thread"] if any_exchange_thread() else [])]
 
 
+def trained_in_buckets(name, group, ddp):
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH)]
+    module = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
+    data = [batch_of(100 * number + group.rank, 8, WIDTH, WIDTH) for number in range(3)]
+    chosen = (module, create(name), SgdSettings(0.1, 0.5), group, data[0])
+    step = overlapped(*chosen, bucket_mb=25.0, ddp=ddp)
+    for one in data:
+        step(*one)
+    step.prepare_profiled(PhaseRecorder(MonotonicClock()))
+    return {"bytes": step.bucket_bytes, "parameters": flat(module).tolist()}
+
+
+def bucket_sizes(group):
+    """By aggregator and way the buckets, and what was trained; what is said of unused parameters."""
+    seen = {name: {way: trained_in_buckets(name, group, ddp) for way, ddp in SIZES.items()} for name in SIZED}
+    try:
+        unused = DdpSettings(bucket_sizes_mb=ONE_BY_ONE, find_unused_parameters=True)
+        trained_in_buckets("all_reduce", group, unused)
+    except LaunchError as error:
+        seen["refused"] = str(error)
+    wrapping.TAKES_SIZES = False
+    for name in SIZED:
+        seen[name]["in older torch"] = trained_in_buckets(name, group, SIZES["first and others"])
+    wrapping.TAKES_SIZES = TAKES_SIZES
+    return seen
+
+
 def failure_of_a_step(group):
     try:
         made(FailsOnRank1(), group)(*batch(group.rank, 0))
@@ -144,7 +178,7 @@ def failure_of_a_step(group):
 
 def seen_by(workers):
     """Besides: an exchange fails on rank 1; afterwards a new group works."""
-    seen = all_of(trainings, dry_passes, left)(workers)
+    seen = all_of(trainings, dry_passes, left, bucket_sizes)(workers)
     failure = failure_of_a_step(workers.group(CPU))
     order = workers.first_failure("fails")
     workers.leave_group()
@@ -211,6 +245,32 @@ class TestBuckets:
         """Two ranks: by a ring, a tree and an all-reduce alike each sends what it has once."""
         for rank in trained(f"{arm} {way}"):
             assert rank["sent"] == [rank["num_bytes"] if arm in EXCHANGING else 0] * NUM_STEPS
+
+
+class TestBucketSizes:
+    """DDP's buckets with their sizes one by one are what is exchanged, and the training stays the same."""
+
+    @pytest.mark.parametrize("name", SIZED)
+    @pytest.mark.parametrize(
+        ("way", "sizes"),
+        [
+            ("one size", [8]),
+            pytest.param(
+                *("one by one", [2, 1, 4, 1]),
+                marks=pytest.mark.skipif(not TAKES_SIZES, reason="this torch takes two sizes"),
+            ),
+            *((way, [1, 3, 3, 1]) for way in ("first and others", "in older torch")),
+        ],
+    )
+    def test_last_one_is_repeated_and_they_change_no_training(self, ranks, name, way, sizes):
+        for rank in (rank["bucket_sizes"][name] for rank in ranks):
+            assert rank[way]["bytes"] == [size * KIB for size in sizes]
+            expected = pytest.approx(rank["one size"]["parameters"], rel=1e-6, abs=1e-7)
+            assert rank[way]["parameters"] == expected
+
+    def test_unused_parameters_are_not_looked_for_where_sizes_are_those_of_gradients_in_order(self, ranks):
+        said = "needs a loss that depends on every parameter"
+        assert all(said in rank["bucket_sizes"]["refused"] for rank in ranks)
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -1,5 +1,6 @@
 """torch's PowerSGD hook as an arm, on 2 and 4 ranks: torch's by hand is the oracle."""
 
+import functools
 from unittest import mock
 
 import pytest
@@ -14,7 +15,7 @@ from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import PASSES_UNTIL_BUCKETS_STAY
 from scaling.training.step_check import StepCheck
 from tests.ranks import as_rank
-from tests.training.small import all_of, batch_of, flat, overlapped
+from tests.training.small import all_of, flat, learnable, overlapped, perceptron, torchs_power_sgd
 
 NAME = "power_sgd_hook"
 SETTINGS = SgdSettings(0.05, 0.5)
@@ -35,15 +36,8 @@ NUM_ELEMENTS = 24 * 12 + 24 + 24 * 24 + 24 + 6 * 24 + 6
 pytestmark = pytest.mark.processes
 
 
-def network():
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(12, 24), torch.nn.ReLU(), torch.nn.Linear(24, 24), torch.nn.Linear(24, 6)]
-    return torch.nn.Sequential(*layers)
-
-
-def batch(rank, number):
-    inputs, _ = batch_of(100 * number + rank, 16)
-    return inputs, inputs[:, :6].argmax(1)
+network = functools.partial(perceptron, 12, 24, 24, 6)
+batch = functools.partial(learnable, size=16)
 
 
 def arm(label, group, module=None):
@@ -55,15 +49,8 @@ def arm(label, group, module=None):
 def by_hand(label, group):
     """The same training with torch's hook registered by hand, once DDP has settled its buckets."""
     given = ARMS[label]
-    state = powerSGD_hook.PowerSGDState(
-        group.data,
-        matrix_approximation_rank=given.get("approximation_size", 1),
-        start_powerSGD_iter=given.get("start_step", 2),
-        use_error_feedback=given.get("error_feedback", True),
-        warm_start=given.get("warm_start", True),
-        random_seed=given.get("seed", 0),
-        batch_tensors_with_same_shape=given.get("batched", False),
-    )
+    how = {"warm_start": given.get("warm_start", True), "batch_tensors_with_same_shape": "batched" in given}
+    state = torchs_power_sgd(group, given, **how)
     module = network()
     ddp = DistributedDataParallel(module, process_group=group.data, bucket_cap_mb=BUCKET_MB.get(label, 0.001))
     settled = False
