@@ -3,17 +3,18 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from launchers.rank_info import RankInfo
+from scaling.runtime import LaunchLibraries
 from tests.waiting import LIMIT_S, left_of
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-ENDING = str(Path(__file__).with_name("ending_worker.py"))
-
 SHARED_MEMORY = Path("/dev/shm")
 MADE_BY_MPI = ("mpich_shm_", "sm_segment.")
 
@@ -44,14 +45,14 @@ def start(launcher, *words, **environment):
 
 @pytest.mark.parametrize(("how", "word"), [("raise", "RuntimeError: planted failure"), ("leave", "")])
 def test_rank_that_raises_or_leaves_ends_all(mpirun, how, word):
-    done = start(mpirun, ENDING, how)
+    done = start(mpirun, __file__, how)
     assert done.returncode != 0
     assert word in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_workers_do_not_outlive_an_mpirun_that_is_killed_by_force(mpirun):
-    process = mpirun.start(2, ENDING, "wait", cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    process = mpirun.start(2, __file__, "wait", cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
     try:
         pids = [int(process.stdout.readline()) for _ in range(2)]
     finally:
@@ -79,3 +80,24 @@ def test_library_that_is_not_there_is_named(mpich):
     assert done.returncode == 2
     assert "mpi4py cannot be used: cannot load MPI library /nowhere/libmpi.so" in done.stderr
     assert "pip install 'scaling-study[mpi]'" in done.stderr
+
+
+def main(how):
+    """The last rank raises or leaves while the others wait in MPI; or all wait."""
+    info = RankInfo.from_env(os.environ)
+    libraries = LaunchLibraries(info)
+    if how == "wait":
+        os.write(1, f"{os.getpid()}\n".encode())  # at once: the ranks' lines are not mixed
+        time.sleep(600)
+    if info.rank == info.world_size - 1:
+        if how == "raise":
+            raise RuntimeError("planted failure")
+        libraries.end_all(3)
+        sys.exit(3)
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from scaling.aggregators.base import HOST_SITES, Aggregator
 from scaling.aggregators.host import HostSerial
@@ -21,60 +20,33 @@ from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SiteUpdate, update_at
+from scaling.training.update import update_at
+from tests.training.small import CPU, flat, perceptron
 
 NUM_STEPS = 10
 WORLD_SIZES = [1, 2, 3, 4]
 NUM_PARAMETERS = 58
 
-SETTINGS = [
-    SgdSettings(0.1),
-    SgdSettings(0.1, momentum=0.9),
-    SgdSettings(0.1, weight_decay=0.01),
-    SgdSettings(0.1, momentum=0.9, weight_decay=0.01),
-    SgdSettings(0.1, momentum=0.9, nesterov=True),
-    SgdSettings(0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
-]
+RULES, DECAYS = [(0.0, False), (0.9, False), (0.9, True)], (0.0, 0.01)
+SETTINGS = [SgdSettings(0.1, momentum, decay, nesterov) for momentum, nesterov in RULES for decay in DECAYS]
 ADAM = AdamSettings(0.01, weight_decay=0.1, beta1=0.8, beta2=0.99, epsilon=1e-6)
 ADAMW = AdamSettings(0.01, weight_decay=0.1, decoupled=True)
 
 
-@dataclass(frozen=True)
-class StarRoot(Scheduled):
-    name = "star_root"
-    update_site = "root"
-
-    def schedule(self, world_size, layout):
-        return star(world_size)
+def scheduled(label, site, made) -> type[Scheduled]:
+    """Aggregators of a schedule, made(world_size, layout), that step at that site."""
+    own = {"name": label, "update_site": site, "schedule": lambda _, size, layout: made(size, layout)}
+    return dataclass(frozen=True)(type(label, (Scheduled,), own))
 
 
-@dataclass(frozen=True)
-class TreeRoot(Scheduled):
-    name = "tree_root"
-    update_site = "root"
-
-    def schedule(self, world_size, layout):
-        return tree(world_size)
-
-
-@dataclass(frozen=True)
-class TensorOwners(Scheduled):
-    name = "tensor_owners"
-    update_site = "owner"
-
-    def schedule(self, world_size, layout):
-        return sharded_owners(world_size, [math.prod(shape) for shape in layout.shapes])
-
-
-@dataclass(frozen=True)
-class RingOwners(Scheduled):
-    name = "ring_owners"
-    update_site = "owner"
-
-    def schedule(self, world_size, layout):
-        return ring(world_size)
-
-
+StarRoot = scheduled("star_root", "root", lambda size, _: star(size))
+TreeRoot = scheduled("tree_root", "root", lambda size, _: tree(size))
+RingOwners = scheduled("ring_owners", "owner", lambda size, _: ring(size))
+TensorOwners = scheduled(
+    "tensor_owners",
+    "owner",
+    lambda size, layout: sharded_owners(size, [math.prod(shape) for shape in layout.shapes]),
+)
 REPLICAS = [Ring(transport="sends"), Ring(transport="peer_memory")]
 OWNERS = [
     cls(transport=transport)
@@ -86,14 +58,19 @@ ELSEWHERE: list[Aggregator[Any]] = [*OWNERS, *HOSTS]
 
 
 def small_replica() -> FlatReplica:
-    torch.manual_seed(3)
-    return FlatReplica(nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)))
+    return FlatReplica(perceptron(7, 5, 3))
+
+
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def gradients(world_size: int) -> torch.Tensor:
     """[step, rank, parameter] values."""
-    generator = torch.Generator().manual_seed(4)
-    return torch.randn((NUM_STEPS, world_size, NUM_PARAMETERS), generator=generator)
+    return drawn(4, NUM_STEPS, world_size, NUM_PARAMETERS)
+
+
+TARGETS = torch.arange(8) % 3
 
 
 class Training:
@@ -102,8 +79,7 @@ class Training:
     def __init__(self, aggregator: Aggregator[Any], settings: SgdSettings, group: InProcessGroup) -> None:
         self.replica, self.aggregator = small_replica(), aggregator
         (bucket,) = self.replica.buckets
-        flat = bucket.parameters
-        self.state = aggregator.start(bucket.layout, group, flat.dtype, flat.device)
+        self.state = aggregator.start(bucket.layout, group, torch.float32, CPU)
         if self.state.gradient_buffer is not None:
             bucket.place_gradient(self.state.gradient_buffer)
         if self.state.parameter_buffer is not None:
@@ -134,15 +110,15 @@ def sgd_on_the_mean(settings: SgdSettings, world_size: int) -> list[torch.Tensor
 
     They are written out here, so that a setting that gets lost on its way to the optimizer is missed.
     """
-    flat = small_replica().parameters.detach().double()
+    values = small_replica().parameters.detach().double()
     buffer, taken = None, []
     for mean in gradients(world_size).double().mean(dim=1):
-        direction = mean + settings.weight_decay * flat
+        direction = mean + settings.weight_decay * values
         if settings.momentum:
             buffer = direction if buffer is None else settings.momentum * buffer + direction
             direction = direction + settings.momentum * buffer if settings.nesterov else buffer
-        flat = flat - settings.learning_rate * direction
-        taken.append(flat)
+        values = values - settings.learning_rate * direction
+        taken.append(values)
     return taken
 
 
@@ -182,37 +158,31 @@ def test_a_step_meters_what_the_aggregator_states(aggregator, world_size):
         assert stated == [2 * 4 * NUM_PARAMETERS] * world_size  # there and back
 
 
-def momentum_elements(update: SiteUpdate) -> int:
-    """Elements of momentum that this rank keeps."""
-    optimizer = update._optimizer
-    return sum(of_one["momentum_buffer"].numel() for of_one in optimizer.state.values()) if optimizer else 0
-
-
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-class TestMomentum:
-    def kept(self, aggregator, world_size) -> list[int]:
-        def work(group: InProcessGroup) -> int:
-            training = Training(aggregator, SETTINGS[-1], group)
-            training.step(torch.ones(NUM_PARAMETERS))
-            return momentum_elements(training.update)
+@pytest.mark.parametrize(
+    ("aggregator", "kept_by"),
+    [
+        *((one, "every replica") for one in REPLICAS),
+        *((one, "rank 0") for one in (StarRoot(), TreeRoot(), HostSerial())),
+        *((one, "owners") for one in (TensorOwners(), RingOwners(), TorchCpu())),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.label(),
+)
+def test_momentum_is_kept_by_every_replica_by_rank_0_or_shared_by_owners(aggregator, kept_by, world_size):
+    def work(group: InProcessGroup) -> int:
+        training = Training(aggregator, SETTINGS[-1], group)
+        training.step(torch.ones(NUM_PARAMETERS))
+        optimizer = training.update._optimizer
+        states = optimizer.state.values() if optimizer else []
+        return sum(state["momentum_buffer"].numel() for state in states)
 
-        return run_in_process(world_size, work)
-
-    @pytest.mark.parametrize("aggregator", REPLICAS, ids=lambda one: one.label())
-    def test_every_replica_keeps_all_of_it(self, aggregator, world_size):
-        assert self.kept(aggregator, world_size) == [NUM_PARAMETERS] * world_size
-
-    @pytest.mark.parametrize("aggregator", [StarRoot(), TreeRoot(), HostSerial()], ids=lambda one: one.name)
-    def test_root_and_serial_host_keep_it_on_rank_0(self, aggregator, world_size):
-        assert self.kept(aggregator, world_size) == [NUM_PARAMETERS] + [0] * (world_size - 1)
-
-    @pytest.mark.parametrize(
-        "aggregator", [TensorOwners(), RingOwners(), TorchCpu()], ids=lambda one: one.name
-    )
-    def test_owners_share_it(self, aggregator, world_size):
-        kept = self.kept(aggregator, world_size)
+    kept = run_in_process(world_size, work)
+    if kept_by == "owners":
         assert sum(kept) == NUM_PARAMETERS
         assert sum(bool(elements) for elements in kept) == min(world_size, 4)
+    else:
+        on_others = NUM_PARAMETERS if kept_by == "every replica" else 0
+        assert kept == [NUM_PARAMETERS] + [on_others] * (world_size - 1)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -222,7 +192,7 @@ class TestReplica:
         def work(group: InProcessGroup) -> bool:
             training = Training(aggregator, SETTINGS[0], group)
             new = training.step(torch.ones(NUM_PARAMETERS))
-            seen = torch.cat([p.detach().reshape(-1) for p in training.replica.module.parameters()])
+            seen = flat(training.replica.module)
             return torch.equal(seen, new) and not torch.equal(seen, small_replica().parameters)
 
         assert all(run_in_process(world_size, work))
@@ -234,24 +204,18 @@ class TestReplica:
             replica = small_replica()
             step = EagerStep(replica, aggregator, SETTINGS[-1], group)
             (part,) = step._parts
-            for placed, wanted in (
-                (replica.gradient, part.state.gradient_buffer),
-                (replica.parameters, part.state.parameter_buffer),
-            ):
-                assert wanted is None or placed.data_ptr() == wanted.data_ptr()
-            generator = torch.Generator().manual_seed(group.rank)
-            for _ in range(3):
-                step(torch.randn(8, 7, generator=generator), torch.arange(8) % 3)
+            wanted = part.state.gradient_buffer, part.state.parameter_buffer
+            for placed, buffer in zip((replica.gradient, replica.parameters), wanted, strict=True):
+                assert buffer is None or placed.data_ptr() == buffer.data_ptr()
+            for batch in drawn(group.rank, 3, 8, 7):
+                step(batch, TARGETS)
             return replica.parameters.clone()
 
         def reference(group: InProcessGroup) -> torch.Tensor:
             replica = small_replica()
             optimizer = SETTINGS[-1].optimizer(list(replica.module.parameters()))
-            generators = [torch.Generator().manual_seed(rank) for rank in range(world_size)]
-            for _ in range(3):
-                batches = [torch.randn(8, 7, generator=generator) for generator in generators]
-                targets = (torch.arange(8) % 3).repeat(world_size)
-                replica.backward(replica.forward(torch.cat(batches), targets))
+            for batch in torch.cat([drawn(rank, 3, 8, 7) for rank in range(world_size)], dim=1):
+                replica.backward(replica.forward(batch, TARGETS.repeat(world_size)))
                 optimizer.step()
             return replica.parameters.clone()
 
@@ -267,12 +231,9 @@ class TestReplica:
 @pytest.mark.parametrize("aggregator", [*REPLICAS, *ELSEWHERE], ids=lambda one: one.label())
 def test_step_that_is_saved_and_loaded_goes_on_with_the_same_bits(aggregator, in_place, settings, world_size):
     def work(group: InProcessGroup) -> bool:
-        generator = torch.Generator().manual_seed(group.rank)
-        batches = [torch.randn(8, 7, generator=generator) for _ in range(6)]
-
         def run(step: EagerStep, first: int, last: int) -> torch.Tensor:
-            for batch in batches[first:last]:
-                step(batch, torch.arange(8) % 3)
+            for batch in drawn(group.rank, 6, 8, 7)[first:last]:
+                step(batch, TARGETS)
             return step.replica.parameters.clone()
 
         step = EagerStep(small_replica(), aggregator, settings, group)
@@ -306,8 +267,7 @@ def test_step_starts_from_rank_0s_parameters_where_it_alone_takes_it(aggregator)
         replica = small_replica()
         with torch.no_grad():
             replica.parameters.add_(group.rank)
-        flat = replica.parameters
-        state = aggregator.start(replica.layout, group, flat.dtype, flat.device)
+        state = aggregator.start(replica.layout, group, torch.float32, CPU)
         update = update_at(*replica.buckets, SETTINGS[0], aggregator, state)
         update.apply(aggregator.aggregate(state, torch.zeros(NUM_PARAMETERS)))
         return replica.parameters
@@ -319,26 +279,20 @@ def test_step_starts_from_rank_0s_parameters_where_it_alone_takes_it(aggregator)
 @pytest.mark.parametrize(
     ("aggregator", "expected"),
     [
-        (Ring(), [["update"], ["update"]]),
-        (StarRoot(), [["update", "communicate"], ["update", "communicate"]]),
-        (TensorOwners(), [["update", "communicate"], ["update", "communicate"]]),
-        (HostSerial(), [["update", "wait", "h2d_result"], ["update", "wait", "h2d_result"]]),
-        (TorchCpu(), [["update", "wait", "h2d_result"], ["update", "wait", "h2d_result"]]),
+        (Ring(), ["update"]),
+        *((one, ["update", "communicate"]) for one in (StarRoot(), TensorOwners())),
+        *((one, ["update", "wait", "h2d_result"]) for one in (HostSerial(), TorchCpu())),
     ],
     ids=lambda one: getattr(one, "name", ""),
 )
 def test_phases_are_marked(aggregator, expected):
     def work(group: InProcessGroup) -> list[str]:
         marked = []
-
-        def phase(name: str):
-            marked.append(name)
-            return nullcontext()
-
-        Training(aggregator, SETTINGS[0], group).step(torch.ones(NUM_PARAMETERS), phase)
+        training = Training(aggregator, SETTINGS[0], group)
+        training.step(torch.ones(NUM_PARAMETERS), lambda name: nullcontext(marked.append(name)))
         return marked
 
-    assert run_in_process(2, work) == expected
+    assert run_in_process(2, work) == [expected] * 2
 
 
 def test_serial_host_steps_with_one_thread_and_gives_the_others_back(monkeypatch):
