@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from scaling.files.documents import from_yaml
 from scaling.store import ResultsFolder
@@ -97,24 +97,22 @@ def machine_changes(before: ResultsFolder, after: ResultsFolder) -> list[str]:
     link widths, topology, power caps and clocks of GPUs, and the load."""
     lines = [key.line() for key in environment_differences(before, after)]
     for old, new in zip(_facts(before), _facts(after), strict=True):
-        if old and new:  # else one of them did not record it
-            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-            lines += [f"{name}: {old.get(name, 'none')} against {new.get(name, 'none')}" for name in names]
-    clock, clock_now = (_usual(folder, "gpu", "sm_clock_after_hz") / 1e6 for folder in (before, after))
-    if min(clock, clock_now) <= CLOCK_RATIO * max(clock, clock_now):
-        lines.append(f"GPU clock under load: {clock:.0f} against {clock_now:.0f} MHz")
-    queued, queued_now = (_usual(folder, "host", "queued_s", "window_s") for folder in (before, after))
-    if queued_now - queued > QUEUED_MORE:
-        lines.append(f"workers wait for a core (other programs): {queued:.0%} against {queued_now:.0%}")
+        found = _differences("", old, new) if old and new else ()  # else one of them did not record it
+        lines += [DifferingKey(name.removeprefix("."), a, b, decides=True).line() for name, a, b in found]
+    clocks_mhz = [_recorded(folder, "sm_clock_after_hz").median() / 1e6 for folder in (before, after)]
+    if min(clocks_mhz) <= CLOCK_RATIO * max(clocks_mhz):
+        lines.append("GPU clock under load: {:.0f} against {:.0f} MHz".format(*clocks_mhz))
+    queued = [(_recorded(one, "queued_s") / _recorded(one, "window_s")).median() for one in (before, after)]
+    if queued[1] - queued[0] > QUEUED_MORE:
+        lines.append("workers wait for a core (other programs): {:.0%} against {:.0%}".format(*queued))
     return lines
 
 
 def _facts(folder: ResultsFolder) -> list[dict[str, str]]:
     """What should be the same in every campaign: PCIe links, all links, power caps; {} where not recorded."""
-    environment = environment_of(folder) or {}
     pcie = {
         f"PCIe {what} of GPU {number}": str(gpu[key])
-        for number, gpu in enumerate(environment.get("gpu_subset") or [])
+        for number, gpu in enumerate((environment_of(folder) or {}).get("gpu_subset") or [])
         for what, key in (("width", "pcie_current_width"), ("generation", "pcie_generation"))
         if gpu.get(key) is not None
     }
@@ -122,16 +120,11 @@ def _facts(folder: ResultsFolder) -> list[dict[str, str]]:
     for link in (from_yaml(folder.topology_text() or "") or {}).get("links") or ():
         name, text = f"link {'-'.join(link['between'])}", f"{link.get('count', 1)} x {link['type']}"
         links[name] = f"{links[name]} and {text}" if name in links else text
-    watts = {f"{value:.0f} W": None for value in sorted(_recorded(folder, "gpu", "power_limit_w"))}
-    return [pcie, links, {"power cap": ", ".join(watts)} if watts else {}]
+    caps = dict.fromkeys(f"{watts:.0f} W" for watts in sorted(_recorded(folder, "power_limit_w").dropna()))
+    return [pcie, links, {"power cap": ", ".join(caps)} if caps else {}]
 
 
-def _recorded(folder: ResultsFolder, what: str, key: str, over: str | None = None) -> list[float]:
-    """What the runs recorded of the GPUs or hosts, where it is known; the ratio of two keys."""
-    every = [one for record in folder.runs() for one in (record.summary or {}).get(what) or () if one]
-    known = [(one.get(key), one.get(over) if over else 1.0) for one in every]
-    return [value / by for value, by in known if value is not None and by]
-
-
-def _usual(*of: Any) -> float:
-    return float(np.median(_recorded(*of) or np.nan))
+def _recorded(folder: ResultsFolder, key: str) -> pd.Series[float]:
+    """What the runs recorded of each rank's GPU and host."""
+    rows = [record.summary.get(what) or [] for record in folder.runs() for what in ("gpu", "host")]
+    return pd.Series([one.get(key) for row in rows for one in row if one], dtype=float)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +19,7 @@ from scaling.files.texts import folded
 
 if TYPE_CHECKING:
     from scaling.analysis.history import Watch
-    from scaling.store.history import Campaign, HistoryFolder
+    from scaling.store.history import Campaign
 
 
 def history(
@@ -44,12 +45,13 @@ def history(
     with locked(directory / ".lock", at_work) if measures else nullcontext():
         campaigns = folder.campaigns()
         if measures:
-            campaigns.append(_measured(folder, campaigns, study, overrides or [], launcher))
+            campaigns.append(_measured(directory, len(campaigns) + 1, study, overrides or [], launcher))
+            folder.add(campaigns[-1])
         said = watch(folder.accepted(campaigns, accept), rate)
         lines = report.sentences(said, folder)
         page = write_whole(directory / "history.html", report.page(said, lines).encode())
     if bisect:
-        _bisect(folder, said)
+        _bisect(directory, said)
     elif markdown:
         typer.echo("\n- ".join([f"**{lines[0]}**\n", *lines[1:]]))
     else:
@@ -59,61 +61,53 @@ def history(
         raise typer.Exit(3)
 
 
-def _measured(
-    folder: HistoryFolder, campaigns: list[Campaign], study: str | None, overrides: list[str], launcher: str
-) -> Campaign:
-    """One more campaign, of the first one's study with its batches; it counts when all of it is done."""
+def _measured(folder: Path, number: int, study: str | None, overrides: list[str], launcher: str) -> Campaign:
+    """One more campaign, of the first one's study; it counts when all of it is done."""
     from scaling.analysis.history import campaign_of
     from scaling.measure.environment import git_state
     from scaling.store.files import part_of
     from scaling.study.overrides import load_study
 
-    name = f"{len(campaigns) + 1:04d}"
-    if campaigns:
-        first = str(folder.folder(campaigns[0].name).path / "study.yaml")
+    name = f"{number:04d}"
+    if number > 1:
+        first = str(folder / "0001" / "study.yaml")
         if study is not None:
             if load_study(study, overrides).name != load_study(first, []).name:
-                raise StudyError(f"{folder.path} is a history of the study in {first}; use another folder")
+                raise StudyError(f"{folder} is a history of the study in {first}; use another folder")
             note(f"goes on with {first}; a {study} that changed since begins in another folder")
         study, overrides = first, []
     with workers(launcher) as begun:
-        outcome = measured(study or "watch", overrides, part_of(folder.path, name), *begun)
+        outcome = measured(study or "watch", overrides, part_of(folder, name), *begun)
     for line in outcome.rest():
         note(line)
     if outcome.is_failure:
         note(f"the campaign {name} is not whole and does not count; the same command goes on with it")
         raise typer.Exit(1)
-    campaign = campaign_of(outcome.folder, name, (git_state(Path.cwd()) or {}).get("commit"))
-    folder.add(campaign)
-    return campaign
+    return campaign_of(outcome.folder, name, (git_state(Path.cwd()) or {}).get("commit"))
 
 
-def _bisect(folder: HistoryFolder, said: Watch) -> None:
+def _bisect(folder: Path, said: Watch) -> None:
     """Halves the commits between the campaigns around the change; each is measured in turns with this one."""
-    from scipy.stats import gmean
-
     from scaling.analysis.compare import compare
     from scaling.store import ResultsFolder
     from scaling.store.files import part_of
     from scaling.study.campaign import git
 
     if (change := said.change) is None:
-        raise ScalingError(f"{folder.path} has no alarm: there is no slow commit to find")
+        raise ScalingError(f"{folder} has no alarm: there is no slow commit to find")
     if git("--bisect", "rev-parse", "HEAD") != (newest := said.campaigns[-1].commit):
         raise ScalingError(f"commits are compared with the newest campaign's: check out {newest} first")
-    between = "..".join(str(campaign.commit) for campaign in said.around(change))
+    between = "..".join(str(said.campaigns[at].commit) for at in (change.earliest - 1, change.latest))
     asked = ("rev-list", "--reverse", "--first-parent", between)
-    commits = git("--bisect", *asked).split() if "None" not in between else []
-    if not commits:
+    if "None" in between or not (commits := git("--bisect", *asked).split()):
         raise ScalingError(f"the campaigns around the change have no commits between them: {between}")
-    study = str(folder.folder(said.campaigns[0].name).path / "study.yaml")
 
     def is_slow(commit: str) -> bool:
-        out = part_of(folder.path, f"bisect-{commit[:12]}")
+        study, out = f"{folder}/0001/study.yaml", part_of(folder, f"bisect-{commit[:12]}")
         with workers("local") as begun:
             run_against(study, ["kind=iteration"], out, f"commit:{commit}", *begun, retry_failed=False)
         comparison = compare([ResultsFolder(out / "a")], [ResultsFolder(out / "b")])
-        ratio = float(gmean([cell.difference.ratio for cell in comparison.cells]))
+        ratio = geometric_mean(cell.difference.ratio for cell in comparison.cells)
         slow = ratio > change.ratio[0] ** -0.5
         note(f"{commit[:12]} takes {ratio:.3f} of the time here: {'slow' if slow else 'fast'}")
         return slow

@@ -15,7 +15,7 @@ from typing import Any
 from scaling.errors import StoreError
 from scaling.files.documents import DocumentError, decoded, from_json, gunzipped, read_bytes
 from scaling.store.archive import MEND_ARCHIVE, OWN_COLUMNS, RUNS, SAMPLES, Archive, RankFile, is_archived
-from scaling.store.files import damaged, inside, rank_of, run_folders, sample_files, write_whole, writing
+from scaling.store.files import damaged, inside, rank_of, sample_files, write_whole, writing
 from scaling.store.records import MEND
 
 _ATTEMPT = re.compile(r"attempt-[1-9]\d*", re.ASCII)
@@ -73,16 +73,12 @@ def file_content(archive: Archive, file: RankFile) -> bytes:
         raise StoreError(f"{archive.path} is damaged: {file.name}: {error}; {MEND_ARCHIVE}") from None
 
 
-def samples_of(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the runs' samples, archived or not, by cell, repeat and rank."""
+def samples_of(folder: Path) -> Iterator[tuple[RankFile, bytes]]:
     if is_archived(folder):
         archive = Archive(folder / SAMPLES, folder / RUNS)
-        yield from (
-            (file.name, file_content(archive, file)) for file in sorted(archive.files) if not file.attempt
-        )
-    else:
-        for path in (path for run in run_folders(folder) for path in sample_files(run)):
-            yield path.relative_to(folder).as_posix().removesuffix(".gz"), content_of(path)
+        return ((file, file_content(archive, file)) for file in archive.files)
+    files = (path for path in plain_files(folder) if path.name != "run.json")
+    return ((_rank_file(path, folder), content_of(path)) for path in files)
 
 
 # -- from one form to the other ------------------------------------------------------------------------------

@@ -1,12 +1,8 @@
-"""The campaigns of one machine, one after the other: a folder of results folders and history.jsonl.
+"""The campaigns of one machine, one after the other: results folders 0001, 0002, ... and history.jsonl.
 
-    <folder>/
-      history.jsonl   one line a campaign: its name, start and times, a digest of these and its samples
-      0001/ 0002/     ordinary results folders
-      accepted        the name of the campaign from which the machine is taken as it is now
-
-Lines are only added. What does not fit (a missing campaign, times or samples that changed, another order) is
-refused by name.
+The latter has a line a campaign: its name, start and times, and a digest of these and its samples. Lines are
+only added; what does not fit (a missing campaign, times or samples that changed, another order) is refused by
+name. A file `accepted` names the campaign from which the machine is taken as it is now.
 """
 
 from __future__ import annotations
@@ -30,8 +26,6 @@ MEND = "put it back from a copy, or begin a new history in another folder"
 
 
 class Campaign(BaseModel):
-    """A campaign, as its line has it."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Annotated[str, Field(pattern=r"^\d{4,}$")]  # of its folder
@@ -46,48 +40,42 @@ class Campaign(BaseModel):
 
 @dataclass(frozen=True)
 class HistoryFolder:
-    """The folder of a machine's campaigns."""
-
     path: Path
 
     def folder(self, name: str) -> ResultsFolder:
         return ResultsFolder(self.path / name)
 
     def campaigns(self) -> list[Campaign]:
-        """All of them, in their order; [] where there is none yet. StoreError where a line is damaged,
-        changed or out of order, or a folder is missing or has changed samples."""
-        lines, campaigns = self.path / LINES, list[Campaign]()
+        """In their order; StoreError where one is damaged, changed, missing or out of order."""
+        lines, campaigns, last = self.path / LINES, list[Campaign](), ""
         text = text_of(lines, MEND).splitlines() if lines.exists() else []
         for number, values in enumerate(parsed_lines(text, str(lines), unfinished=False, mend=MEND), start=1):
             where = f"{lines}, line {number}"
             validate(Campaign, values, where, MEND)
-            campaign = Campaign(**values)
-            folder = self.folder(campaign.name)
+            campaigns.append(campaign := Campaign(**values))
             if int(campaign.name) != number:
                 raise StoreError(f"{where}: {campaign.name} in place of {number:04d}; {MEND}")
-            if campaigns and campaign.started < campaigns[-1].started:
+            if campaign.started < last:
                 raise StoreError(f"{where}: {campaign.name} began before the one before; {MEND}")
+            folder, last = self.folder(campaign.name), campaign.started
             if not folder.exists():
                 raise StoreError(f"{folder.path} is listed in {lines}, but is not there; {MEND}")
             samples = samples_digest(folder)
             if campaign.digest not in (digest_of(campaign, samples), samples):  # the latter: older versions
                 changed = f"its samples or its line in {LINES} are not those that were measured"
                 raise StoreError(f"{folder.path}: {changed}; {MEND}")
-            campaigns.append(campaign)
         for path in listed(self.path):
             if path.name.isdecimal() and int(path.name) > len(campaigns) + 1:
                 raise StoreError(f"{path} is not listed in {lines}; {MEND}")
         return campaigns
 
     def add(self, campaign: Campaign) -> None:
-        """Adds its line, with the digest."""
         digest = digest_of(campaign, samples_digest(self.folder(campaign.name)))
         line = campaign.model_copy(update={"digest": digest}).model_dump_json()
         append_whole(self.path / LINES, f"{line}\n".encode())
 
     def accepted(self, campaigns: list[Campaign], newly: str | None = None) -> list[Campaign]:
-        """Those of the machine as it is now: all, or from the accepted one on; `newly` accepts another.
-        StoreError where what was accepted is none of them, or there is none."""
+        """From the accepted one on; `newly` accepts another. StoreError where it is none of them."""
         if not campaigns:
             raise StoreError(f"{self.path} has no campaign; `scaling history {self.path}` measures one")
         path, names = self.path / ACCEPTED, [campaign.name for campaign in campaigns]
@@ -108,9 +96,8 @@ def digest_of(campaign: Campaign, samples: str) -> str:
 
 def samples_digest(folder: ResultsFolder) -> str:
     """Of all raw samples of a results folder, archived or not, with their cells and repeats."""
-    digest = hashlib.sha256()
-    known = {f"runs/{record.cell_id}/{record.repeat}" for record in folder.runs()}
-    for name, content in samples_of(folder.path):
-        if name.rpartition("/")[0] in known:
-            digest.update(f"{name.removeprefix('runs/')}\n".encode() + content)
+    digest, known = hashlib.sha256(), {(run.cell_id, run.repeat) for run in folder.runs()}
+    for file, content in sorted(samples_of(folder.path)):
+        if (file.cell_id, file.repeat) in known and not file.attempt:
+            digest.update(f"{file.name.removeprefix('runs/')}\n".encode() + content)
     return digest.hexdigest()

@@ -176,7 +176,7 @@ def recorded(path, *, width=16, count=18, cap_w=700.0, clock_hz=1980e6, queued_s
 @pytest.mark.parametrize(("changed", "line"), [
     ({"width": 8}, "PCIe width of GPU 0: 16 against 8"),
     ({"count": 9}, "link gpu0-gpu1: 18 x nvlink against 9 x nvlink"),
-    ({"count": 0}, "link gpu0-gpu1: 18 x nvlink against none"),
+    ({"count": 0}, "link gpu0-gpu1: 18 x nvlink against nothing"),
     ({"cap_w": 500.0}, "power cap: 700 W against 500 W"),
     ({"clock_hz": 1500e6}, "GPU clock under load: 1980 against 1500 MHz"),
     ({"queued_s": 0.41}, "workers wait for a core (other programs): 1% against 41%"),
