@@ -1,17 +1,38 @@
-"""A cell's budget: which steps, which rank, and that it closes."""
+"""A cell's budget: which steps, which rank, and that it closes, in committed results too."""
 
 import csv
 import io
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scaling.analysis.budgets import EXPOSED, STEP_COLUMNS, cell_budget, middle_half, step_table
-from scaling.analysis.columns import BUDGET_COLUMNS
+from scaling.analysis.columns import BUDGET_COLUMNS, to_rows
 from scaling.analysis.samples import read_cells
-from scaling.analysis.summary import table_csv
+from scaling.analysis.summary import summary_table, table_csv
+from scaling.store import ResultsFolder
 from tests.made_studies import row_of
+
+PARTS = [name for name in BUDGET_COLUMNS if name not in ("hidden_comm_s", "hidden_h2d_s")]
+
+
+def test_committed_results_without_split_iterations_give_tables_that_close():
+    """Nothing is hidden there, and neither profiling overhead nor skew is known."""
+    folder = Path(__file__).parents[2] / "results" / "reference" / "mnist-4xh200"
+    rows = [row for row in to_rows(summary_table(ResultsFolder(folder))) if row["kind"] == "iteration"]
+    assert len(rows) >= 20
+    for row in rows:
+        total_s = sum(row[name] for name in PARTS if row[name] is not None)
+        assert total_s == pytest.approx(row["profiled_iteration_s"], rel=1e-9)
+        assert row["profiled_iteration_s"] == pytest.approx(row["typical_iteration_s"], rel=0.05)
+    exchanging = [row for row in rows if row["exposed_comm_s"] is not None]
+    assert {row["aggregator"] for row in exchanging} >= {"all_reduce", "ring", "tree"}
+    for row in exchanging:
+        assert row["hidden_comm_s"] == 0.0
+        assert (row["profiling_overhead_s"], row["skew_s"], row["noise_floor"]) == (None, None, None)
+        assert row["exposed_check"].kind in ("exposed_times_agree", "exposed_times_unresolved")
 
 
 @pytest.mark.parametrize(("values", "kept"), [
@@ -60,8 +81,7 @@ def busy_ranks(split_line, seed=0, world_size=4, steps=20):
 def test_columns_sum_to_the_split_iteration(study, split_line):
     study.add_split([[2.0] * 5] * 3, busy_ranks(split_line), aggregator="ring", step="overlapped")
     row = row_of(study)
-    parts = [row[name] for name in BUDGET_COLUMNS if name not in ("hidden_comm_s", "hidden_h2d_s")]
-    assert sum(filter(None, parts)) == pytest.approx(row["profiled_iteration_s"], rel=1e-12)
+    assert sum(row[name] or 0 for name in PARTS) == pytest.approx(row["profiled_iteration_s"], rel=1e-12)
     assert row["exchange_overhead_s"] == pytest.approx(sum(row[name] or 0 for name in EXPOSED))
     assert row["hidden_comm_s"] == pytest.approx(0.2)
     assert 0.0 < row["skew_s"] < 0.3
@@ -108,11 +128,8 @@ def test_skew_is_the_median_of_the_last_arrival_after_the_first(study, split_lin
 def test_straggler_makes_the_others_wait_and_shows_as_skew(study, split_line):
     late = [0.0, 0.0, 0.3, 0.0]
     ranks = [
-        [
-            split_line(i, 1.5, ("communicate", "main", 0.5 + late_s, 1.2), start_s=10.0 * i)
-            for i in range(5, 10)
-        ]
-        for late_s in late
+        [split_line(i, 1.5, ("communicate", "main", 0.5 + one, 1.2), start_s=10.0 * i) for i in range(5, 10)]
+        for one in late
     ]
     study.add_split([[1.5]], ranks, aggregator="ring")
     waits = step_table(read_cells(study.folder)).groupby("rank")["wait_s"].mean()
@@ -140,7 +157,7 @@ def test_every_rank_and_split_step_has_a_line_that_closes(study, split_line):
     assert {(row["cell_id"], row["repeat"], row["rank"]) for row in rows} == expected
     assert [row["iteration"] for row in rows[:4]] == ["100", "100", "101", "101"]
     for row in rows:
-        parts = [row[name] for name in BUDGET_COLUMNS if name not in ("hidden_comm_s", "hidden_h2d_s")]
-        assert sum(float(part) for part in parts if part) == pytest.approx(float(row["step_s"]), rel=1e-8)
+        parts = [float(row[name]) for name in PARTS if row[name]]
+        assert sum(parts) == pytest.approx(float(row["step_s"]), rel=1e-8)
         assert (row["encode_s"], row["hidden_h2d_s"]) == ("", "")
     assert any(float(row["arrived_after_first_s"]) > 0 for row in rows)

@@ -53,13 +53,10 @@ def test_cells_of_one_variance_share_it_and_one_that_scatters_more_keeps_its_own
     assert (found.degrees[others] > own.degrees[others]).all()
 
 
-def test_single_cell_and_single_launch_are_left_as_they_are():
+def test_single_cell_and_single_launch_are_left_as_they_are_and_equal_samples_have_what_the_timer_tells():
     alone = moderated(own_variances(np.array([[1.0, 3.0, 5.0]])))
     assert (alone.values[0], alone.degrees[0]) == (pytest.approx(4), 2)
     np.testing.assert_array_equal(moderated(own_variances(np.array([[1.0], [3.0]]))).degrees, [0, 0])
-
-
-def test_equal_samples_have_what_the_timer_cannot_tell_from_zero():
     found = moderated(own_variances(np.zeros((3, 3))), np.full(3, 1e-8))
     np.testing.assert_allclose(found.values, 1e-8, rtol=1)
 

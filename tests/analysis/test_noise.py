@@ -42,20 +42,15 @@ def lines(study):
 RING = {"aggregator": "ring", "world_size": 2}
 
 
-def test_floor_is_the_difference_of_the_mean_logarithms_of_the_launches_times(study):
-    add_pair(study, [[0.5, 0.5, 2.0], [2.0]], [[1.02], [1.9]], **RING)
-    assert floors(study)["ring", "mlp", 0] == pytest.approx(-math.log(1.02 * 1.9 / 2) / 2)
-
-
-def test_floor_falls_with_the_launches_where_nothing_stays(study):
-    add_pair(study, [[1.0], [1.1], [1.0], [1.1]], [[1.1], [1.0], [1.1], [1.0]], **RING)
-    assert floors(study)["ring", "mlp", 0] == pytest.approx(0)
-
-
-def test_floor_holds_for_all_cells_of_the_group(study):
+@pytest.mark.parametrize(("first", "second", "floor"), [
+    ([[0.5, 0.5, 2.0], [2.0]], [[1.02], [1.9]], -math.log(1.02 * 1.9 / 2) / 2),
+    ([[1.0], [1.1], [1.0], [1.1]], [[1.1], [1.0], [1.1], [1.0]], 0.0),  # falls where nothing stays
+    ([[1.0]], [[1.1]], math.log(1.1)),
+])  # fmt: skip
+def test_floor_of_a_group_is_the_difference_of_the_mean_logarithms_of_launches(study, first, second, floor):
     study.add_steps([[4.0]])
-    add_pair(study, [[1.0]], [[1.1]], **RING)
-    assert list(floors(study).values()) == pytest.approx([math.log(1.1)] * 3)
+    add_pair(study, first, second, **RING)
+    assert list(floors(study).values()) == pytest.approx([floor] * 3)
 
 
 def test_floor_of_several_pairs_is_their_root_mean_square(study):
@@ -87,29 +82,19 @@ def test_group_without_a_pair_takes_that_of_the_same_model_step_and_device(study
     ]
 
 
-def test_pair_needs_a_launch_that_both_have(study):
+def test_pair_needs_a_launch_that_both_have_and_cells_that_differ_in_nothing_more(study):
     study.add_steps([[1.0]], **RING)
     study.add(["planned"], aa_replicate=1, **RING)
-    assert set(floors(study).values()) == {None}
-
-
-def test_replicate_of_a_cell_that_differs_in_more_is_no_pair(study):
-    study.add_steps([[1.0]], **RING)
     study.add_steps([[1.1]], aa_replicate=1, **{**RING, "seed": 1})
     assert set(floors(study).values()) == {None}
 
 
-def test_replicates_are_rows_of_the_summary_but_of_no_group(study):
-    add_pair(study, [[1.0]], [[1.1]], **RING)
-    rows = to_rows(summary_table(study.folder))
-    assert [row["aa_replicate"] for row in rows] == [0, 1]
-    (group,) = group_rows(rows)
-    assert [row["aa_replicate"] for row in group.rows] == [0]
-    assert [row["aa_replicate"] for row in group.replicates] == [1]
-
-
-def test_replicate_is_no_candidate(study):
+def test_replicates_are_rows_of_the_summary_but_of_no_group_and_no_candidates(study):
     add_pair(study, around(1.0), around(0.5), **RING)
+    rows = to_rows(summary_table(study.folder))
+    (group,) = group_rows(rows)
+    shown = [[row["aa_replicate"] for row in part] for part in (rows, group.rows, group.replicates)]
+    assert shown == [[0, 1], [0], [1]]
     text, of_offsets = findings(study.folder)
     assert "ring on 2 workers takes 1000.0" in text
     assert of_offsets.startswith("Offsets of cells were not measured (1 A/A pair, 4 are needed)")

@@ -99,7 +99,11 @@ def test_the_look_at_a_folder_that_others_share_keeps_nobody_out(folder):
             assert progress(folder, at(3)).killed == []
 
 
-def test_last_error_is_the_latest_and_nothing_is_left_of_a_finished_study(folder):
+def test_last_error_is_the_latest_and_nothing_is_left_of_a_finished_study_nor_known_before_the_first(folder):
+    write(folder, 1, "planned")
+    found = progress(folder, at(0))
+    assert (found.runs_per_hour, found.left_s, found.last_error, found.idle_s) == (None, None, None, None)
+    assert progress_lines(found) == ["0/1 runs over: 1 planned"]
     write(folder, 1, "failed", at(0), at(1), reason="out of memory")
     write(folder, 2, "failed", at(1), at(2), reason="a worker died")
     found = progress(folder, at(9))
@@ -108,17 +112,9 @@ def test_last_error_is_the_latest_and_nothing_is_left_of_a_finished_study(folder
 
 
 def test_rate_is_of_this_go_not_of_the_night_between(folder):
-    write(folder, 1, "done", at(0, hour=1), at(1, hour=1))
-    write(folder, 2, "done", at(0), at(1))
-    write(folder, 3, "done", at(1), at(2))
+    for number, start, end in ((1, at(0, hour=1), at(1, hour=1)), (2, at(0), at(1)), (3, at(1), at(2))):
+        write(folder, number, "done", start, end)
     assert progress(folder, at(3)).runs_per_hour == pytest.approx(60)
-
-
-def test_before_the_first_run_nothing_is_estimated(folder):
-    write(folder, 1, "planned")
-    found = progress(folder, at(0))
-    assert (found.runs_per_hour, found.left_s, found.last_error, found.idle_s) == (None, None, None, None)
-    assert progress_lines(found) == ["0/1 runs over: 1 planned"]
 
 
 def test_status_tells_replicates_and_what_else_was_chosen_apart(study):
@@ -137,18 +133,15 @@ def launch(**changes):
     return {"world_size": 2, "start_up_s": 15.0, "cells": cells, "total_s": 105.0, **changes}
 
 
-def test_parts_sum_to_the_total_over_launches_and_cells():
+def test_parts_sum_to_the_total_over_launches_and_cells_and_a_line_tells_shares():
     times = wall_time([launch(), launch(total_s=111.0)])
     parts_s = {"start-up": 30.0, "set-up": 40.0, "warm-up": 20.0, "measuring": 120.0, "other": 6.0}
     assert times.parts_s() == parts_s
     assert sum(parts_s.values()) == times.total_s == 216.0
-
-
-def test_line_tells_shares_and_number_of_launches():
-    expected = "wall time 3:52 in 1 launch: start-up 6%, set-up 0%, warm-up 0%, measuring 0%, other 94%"
-    assert text_of(wall_time([launch(total_s=232.0, cells=[])]).finding) == expected
     said = text_of(wall_time([launch(), launch(total_s=3720.0)]).finding)
     assert said.startswith("wall time 1:03:45 in 2 launches:")
+    expected = "wall time 3:52 in 1 launch: start-up 6%, set-up 0%, warm-up 0%, measuring 0%, other 94%"
+    assert text_of(wall_time([launch(total_s=232.0, cells=[])]).finding) == expected
 
 
 def test_what_a_command_did_outside_of_launches_is_accounted_for():
@@ -161,9 +154,13 @@ def test_what_a_command_did_outside_of_launches_is_accounted_for():
     )
 
 
-def test_a_training_measures():
-    trained = {"cell_id": "a", "setup_s": 10.0, "training_s": 70.0, "other_s": 0.0}
-    assert wall_time([launch(cells=[trained], total_s=95.0)]).measuring_s == 70.0
+@pytest.mark.parametrize(("times", "total_s", "measuring_s", "other_s"), [
+    ({"setup_s": 10.0, "training_s": 70.0, "other_s": 0.0}, 95.0, 70.0, 0.0),
+    ({"setup_s": None}, 105.0, 0.0, 90.0),
+])  # fmt: skip
+def test_a_training_measures_and_cells_without_times_count_as_other(times, total_s, measuring_s, other_s):
+    found = wall_time([launch(cells=[{"cell_id": "a", **times}], total_s=total_s)])
+    assert (found.measuring_s, found.other_s) == (measuring_s, other_s)
 
 
 @pytest.mark.parametrize("launches", [[], [{"world_size": 2}], [launch(total_s=None)]])
@@ -171,22 +168,11 @@ def test_launches_that_wrote_no_time_have_none(launches):
     assert wall_time(launches) is None
 
 
-def test_cells_without_times_count_as_other():
-    times = wall_time([launch(cells=[{"cell_id": "a", "setup_s": None}])])
-    assert (times.measuring_s, times.other_s) == (0.0, 90.0)
-
-
-@pytest.fixture
-def timed(study, line):
-    """A study of one cell and one launch."""
+@pytest.mark.usefixtures("without_figures")
+def test_wall_time_is_in_page_terminal_and_json_and_a_damaged_launch_is_named(study, line, capsys):
     study.add([[[line(0, 1.0)]]])
     study.folder.write_launch_times(launch())
-    return study.folder
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_wall_time_is_in_page_terminal_and_json(timed, capsys):
-    made = write_report(timed)
+    made = write_report(study.folder)
     shown = "all time 1:45 in 1 launch: start-up 14%, set-up 19%, warm-up 10%, measuring 57%, other 0%"
     assert f"W{shown}." in made.page.read_text()
     assert json.loads(json.dumps(made.as_dict()))["wall_time"]["measuring_s"] == 60.0
@@ -194,9 +180,6 @@ def test_wall_time_is_in_page_terminal_and_json(timed, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines if "scaling r" not in line and "Page" not in line) <= 80
     assert f"w{shown}" in " ".join(map(str.strip, lines))
-
-
-def test_damaged_launch_is_an_error_that_names_it(timed):
-    (timed.path / "launches" / "002.json").write_text("{")
+    (study.folder.path / "launches" / "002.json").write_text("{")
     with pytest.raises(StoreError, match=r"launches/002\.json is damaged"):
-        write_report(timed)
+        write_report(study.folder)

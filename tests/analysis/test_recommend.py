@@ -7,15 +7,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from scaling.aggregators.one_bit_adam import OneBitAdam
+from scaling.analysis.columns import aggregator_name, to_rows
 from scaling.analysis.decisions import FEWEST
 from scaling.analysis.findings import Finding
+from scaling.analysis.groups import group_rows
 from scaling.analysis.objectives import front, parse_objective
 from scaling.analysis.recommend import _names, recommend
+from scaling.analysis.seed_noise import Trainings
 from scaling.analysis.summary import read_study
+from scaling.axes import OWN_ADAM, Shared, agree, as_trained
 from scaling.errors import ScalingError
 from scaling.report.advice_text import recommendation_as_dict as as_dict
 from scaling.report.text import text_of, title_of
 from scaling.store import ResultsFolder
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 
 
 def launches(middle_s, *, count=5, spread=0.003):
@@ -70,7 +77,7 @@ def test_control_arm_is_never_recommended_though_it_is_the_fastest(timed):
 def test_augmented_steps_are_a_workload_of_their_own(timed):
     for name, plain_s, augmented_s in (("ring", 0.005, 0.009), ("tree", 0.007, 0.008)):
         fill(timed, (plain_s, on(4, name)), (augmented_s, on(4, name, augmentation="standard")))
-    found = {title_of(one.workload): one.choice.row for one in recommend(timed.table, timed.cells, "time")}
+    found = {title_of(one.workload): one.choice.row for one in recommend(timed.table, timed.cells)}
     chosen = [(row["aggregator"], row["augmentation"]) for row in found.values()]
     assert chosen == [("ring", None), ("tree", "standard")]
     plain, augmented = found
@@ -298,10 +305,9 @@ def test_objective_that_is_none_says_what_is_allowed(text):
 
 
 def test_ties_in_memory_are_broken_by_time(timed):
-    cells = (
+    for name, step_s, gigabytes in (
         ("slow", 0.107, 15.0), ("fast", 0.0782, 15.1), ("fastest", 0.078, 15.4), ("large", 0.05, 16.1),
-    )  # fmt: skip
-    for name, step_s, gigabytes in cells:
+    ):  # fmt: skip
         steps = [[step_s * (1 + 0.0005 * launch)] * 6 for launch in range(3)]
         memory = {"memory_peak_bytes": [int(gigabytes * 1e9)] * 2}
         timed.add(steps, device="cuda", summary=memory, **on(2, name))
@@ -318,7 +324,7 @@ def test_front_takes_the_faster_of_two_that_are_the_same_and_leaves_out_what_is_
 
 
 def test_memory_is_decided_by_time_among_equals_and_the_trade_off_is_said():
-    study = read_study(ResultsFolder(Path(__file__).parents[2] / "results/reference/sharded-2xh100"))
+    study = read_study(ResultsFolder(REFERENCE / "sharded-2xh100"))
     small, medium = recommend(study.table, study.cells, "memory")
     said = text_of(small.finding)
     assert "use zero2 on 2 GPUs: 15.10 GB" in said
@@ -337,3 +343,48 @@ def test_what_is_ruled_out_is_told_from_the_choice_and_from_one_another():
 
     ruled_out = [named("ddp on 2 GPUs", "host-only"), named("zero1 on 2 GPUs"), named("one worker", "eager")]
     assert _names(ruled_out, "ddp on 2 GPUs") == ["ddp on 2 GPUs, host-only", "zero1 on 2 GPUs", "one worker"]
+
+
+ADAMW = {"optimizer": "adamw", "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+ADAMW |= {"weight_decay": 0.01, "momentum": 0.0}
+BY_SGD = {"optimizer": "sgd", "weight_decay": 0.01, "momentum": 0.0, "aggregator": OWN_ADAM, "lossy": True}
+
+
+@pytest.fixture(scope="module")
+def adam():
+    """Trainings with AdamW, exact and lossy, and with 1-bit Adam."""
+    return read_study(ResultsFolder(REFERENCE / "converge-gpt-adam-cpu"))
+
+
+class TestOneBitAdam:
+    """It counts as the Adam that it is, though its optimizer is sgd: the exact one is its counterpart."""
+
+    def test_it_stands_in_the_table_of_the_exact_one(self, adam):
+        (group,) = group_rows(to_rows(adam.table))
+        assert {aggregator_name(row["aggregator"]) for row in group.rows} >= {"all_reduce", OWN_ADAM}
+
+    @pytest.mark.parametrize("state", ["reached", None])
+    def test_a_timed_cell_of_it_is_judged_by_both_trainings(self, adam, state):
+        rows = to_rows(adam.table)
+        trained = [{**row, "target_state": state and row["target_state"]} for row in rows]
+        row = next(row for row in trained if row["aggregator"] == f"{OWN_ADAM}(warmup_steps=65)")
+        (cell,) = [cell for cell in adam.cells if cell.cell_id == row["cell_id"]]
+        timed = {**row, "kind": "iteration", "target_state": None}
+        assert Trainings(trained, adam.cells).why_not(timed, cell) is None
+
+    def test_an_exact_training_by_sgd_is_not_its_counterpart_and_defaults_are_the_aggregators(self):
+        exact = {"aggregator": "all_reduce", **ADAMW}
+        assert agree(Shared.UPDATE | Shared.CONTROL, exact, BY_SGD | {"aggregator_parameters": {}})
+        by_sgd = {"aggregator": "all_reduce", "optimizer": "sgd", "weight_decay": 0.01, "momentum": 0.0}
+        assert not agree(Shared.UPDATE, by_sgd, BY_SGD)
+        assert not agree(Shared.CONTROL, exact, BY_SGD | {"aggregator_parameters": {"beta1": 0.8}})
+        assert as_trained(BY_SGD | {"weight_decay": 0.0})["optimizer"] == "adam"
+        trained = as_trained(BY_SGD)
+        assert OneBitAdam(**{name: trained[name] for name in ("beta1", "beta2", "epsilon")}) == OneBitAdam()
+
+    def test_it_is_recommended_where_it_is_faster_and_reaches_the_target(self, timed):
+        timed.add([[0.03] * 20] * 3, world_size=2, aggregator="all_reduce", **ADAMW)
+        faster = timed.add([[0.02] * 20] * 3, world_size=2, **BY_SGD)
+        for own in ({"aggregator": "all_reduce", **ADAMW}, BY_SGD):
+            timed.add_training([10.0] * 3, world_size=2, **own)
+        assert only(timed).choice.cell_id == faster

@@ -50,35 +50,27 @@ def rows_of(study):
 
 
 class TestRow:
-    def test_accuracy_is_told_and_no_time_or_energy(self, shared):
+    def test_accuracy_is_told_and_no_time_or_energy_and_a_warning_says_how_many_shared_what(self, shared):
         rows = rows_of(shared)
         assert (rows[4]["workers_per_gpu"], rows[4]["final_test_accuracy"]) == (2, 0.97)
         assert (rows[4]["target_state"], rows[4]["epochs_to_target"]) == ("reached", 2)
-        assert {name: rows[4][name] for name in TIMES} == dict.fromkeys(TIMES)
-
-    def test_workers_with_a_gpu_each_keep_their_times(self, shared):
-        row = rows_of(shared)[2]
-        assert (row["workers_per_gpu"], row["train_s"], row["seconds_to_target"]) == (None, 20.0, 20.0)
-        assert not shares_gpus(row)
-        assert row["warnings"] is None
-
-    def test_warning_says_how_many_shared_what(self, shared):
-        (group,) = group_rows(list(rows_of(shared).values()))
+        own = rows[2]
+        assert (own["workers_per_gpu"], own["train_s"], own["seconds_to_target"]) == (None, 20.0, 20.0)
+        assert (shares_gpus(own), own["warnings"]) == (False, None)
+        (group,) = group_rows(list(rows.values()))
         (warning,) = warnings_of(group)
         assert warning.startswith("shared GPUs: 4 workers on 2 GPUs: the accuracy holds for 4 workers")
         assert "workers shared GPUs" in warning
         assert "ring on 4 workers" in warning
+        shared.add_steps([[0.5, 0.5, 0.5]], aggregator="ring", device="cuda", world_size=4)
+        for row in (rows[4], rows_of(shared)[4]):
+            assert {name: row[name] for name in TIMES} == dict.fromkeys(TIMES), "nor is one predicted"
 
     def test_epochs_have_no_seconds(self, shared):
         by_size = dict(iter(epoch_table(read_cells(shared.folder)).groupby("world_size")))
-        assert by_size[4]["train_s"].isna().all()
-        assert by_size[4]["train_j"].isna().all()
+        assert by_size[4][["train_s", "train_j"]].isna().all(axis=None)
         assert by_size[2]["train_s"].tolist() == [10.0, 20.0]
         assert by_size[4]["test_accuracy"].tolist() == list(ACCURACIES)
-
-    def test_a_timed_cell_predicts_nothing_for_them(self, shared):
-        shared.add_steps([[0.5, 0.5, 0.5]], aggregator="ring", device="cuda", world_size=4)
-        assert rows_of(shared)[4]["predicted_s_to_target"] is None
 
 
 class TestSentences:
@@ -147,11 +139,9 @@ class TestPages:
                 assert f"{number:.4g}" not in text, path
             assert "nan s" not in text, path
 
-    def test_bars_of_seconds_to_target_leave_them_out(self, shared):
+    def test_bars_of_seconds_to_target_leave_them_out_and_exports_have_their_accuracy_alone(self, shared):
         (group,) = group_rows(list(rows_of(shared).values()))
         assert [bar.name for bar in target_bars(group)] == ["ring, 2 GPUs"]
-
-    def test_exports_have_their_accuracy_without_seconds(self, shared):
         cells = read_cells(shared.folder)
         tidy = [one.split(",") for one in tidy_csv(shared.folder, cells)]
         quantities = {one[-3] for one in tidy if one[9] == "4"}
