@@ -89,18 +89,18 @@ def test_one_launch_has_no_verdict_and_fails_no_gate_and_says_how_many_would_tel
     assert "repeats=3 on both sides would tell the largest ratio seen, 2.0" in flowing(found)
 
 
-def with_common(make_study, generator, factor=1.0, slow=1.0):
-    """Nine cells of one world size, of which all are longer by a factor and one by another."""
+def nine(make_study, generator, factor=1.0, slow=1.0, spread=0.004, drift=(0.0,) * 4):
+    """Cells of one world size, of which all are longer by a factor and one by another; launches may drift."""
     study = make_study()
     for number in range(9):
         middle_s = 0.01 * factor * (slow if number == 0 else 1.0)
-        bucketed(study, number, middle_s * np.exp(generator.normal(0, 0.004, 4)))
+        bucketed(study, number, middle_s * np.exp(drift + generator.normal(0, spread, len(drift))))
     return study
 
 
 def test_shift_of_a_campaign_is_one_line_and_no_cell_is_called_for_it(make_study):
     generator = np.random.default_rng(3)
-    found = compared(with_common(make_study, generator), with_common(make_study, generator, 1.03, 1.06))
+    found = compared(nine(make_study, generator), nine(make_study, generator, 1.03, 1.06))
     assert [cell.match.a["bucket_mb"] for cell in found.cells if cell.verdict == "slower"] == [1.0]
     (shift,) = found.shifts
     assert shift.difference.ratio == pytest.approx(1.03, abs=0.005)
@@ -133,7 +133,7 @@ def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
     generator = np.random.default_rng(4)
 
     def side(factors):
-        studies = [with_common(make_study, generator, factor) for factor in factors]
+        studies = [nine(make_study, generator, factor) for factor in factors]
         return Side.of([one.table for one in studies], [one.cells for one in studies])
 
     steady = compare_sides(side([1, 1.001, 0.999]), side([1.03, 1.031, 1.029]), 0.02)
@@ -145,10 +145,8 @@ def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
 
 def drifting(make_study, generator, campaign, factor=1.0):
     """Nine cells of six launches, all of which follow a machine that drifts by a tenth."""
-    drift = np.exp(np.linspace(0, 0.1, 6) + generator.normal(0, 0.002, 6))
-    study = make_study()
-    for number in range(9):
-        bucketed(study, number, 0.01 * factor * drift * np.exp(generator.normal(0, 0.002, 6)))
+    drift = np.linspace(0, 0.1, 6) + generator.normal(0, 0.002, 6)
+    study = nine(make_study, generator, factor, spread=0.002, drift=drift)
     for cell in study.cells:
         for record in cell.records:
             record.launch["campaign"] = campaign
@@ -170,9 +168,9 @@ def test_launches_that_took_turns_show_a_shift_of_all_cells_and_a_gate_fails_on_
 
 def test_gate_fails_where_all_cells_are_a_tenth_slower_than_in_another_campaign(make_study):
     generator = np.random.default_rng(7)
-    a, b = with_common(make_study, generator), with_common(make_study, generator, 1.1)
-    assert parse_gate("slower > 5%").failing_shifts(compared(a, b))
-    assert not parse_gate("slower > 5%").failing_shifts(compared(a, with_common(make_study, generator, 1.03)))
+    a, *others = (nine(make_study, generator, factor) for factor in (1.0, 1.1, 1.03))
+    shifts = [parse_gate("slower > 5%").failing_shifts(compared(a, other)) for other in others]
+    assert list(map(bool, shifts)) == [True, False]
 
 
 def test_what_pairs_of_a_a_differ_by_is_part_of_every_difference_between_folders(make_study):
@@ -270,9 +268,8 @@ def test_iterations_and_trainings_have_tables_and_counts_of_their_own(make_study
 
 def test_trainings_of_several_seeds_are_named_by_them(make_study):
     a, b = make_study(), make_study()
-    for study in (a, b):
-        for seed in (0, 1):
-            study.add_training([10.0, 10.1, 10.2], aggregator="ring", world_size=2, seed=seed)
+    for study, seed in itertools.product((a, b), (0, 1)):
+        study.add_training([10.0, 10.1, 10.2], aggregator="ring", world_size=2, seed=seed)
     assert [cell.name for cell in compared(a, b).cells] == ["ring, seed 0", "ring, seed 1"]
 
 

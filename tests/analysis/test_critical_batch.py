@@ -1,5 +1,6 @@
 """Steps to a target by batch, and seconds by workers, from trainings whose curve is known."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -32,9 +33,16 @@ def true_steps(batch):
 
 @pytest.fixture
 def trained(study, epoch_line):
-    """trained(batch, ...): a training whose accuracy is a straight line that passes 90% at `steps`."""
+    """trained(batch, ...): a training whose accuracy is a straight line that passes 90% at `steps`.
 
-    def add(batch, steps=None, seed=0, epochs=None, **cell):
+    Of several batches: one with each factor of the true steps, of a seed each.
+    """
+
+    def add(batch, steps=None, seed=0, epochs=None, factors=(1.0,), **cell):
+        if isinstance(batch, tuple):
+            for one, (number, factor) in itertools.product(batch, enumerate(factors)):
+                add(one, factor * true_steps(one), number, epochs, **cell)
+            return None
         each = SAMPLES // batch
         steps = steps or true_steps(batch)
         epochs = epochs or math.ceil(steps / each) + 1
@@ -80,9 +88,7 @@ def made(batch, steps, evaluation=1e-4, rates=(0.1,), rate=0.1):
 
 
 def test_known_curve_is_found_from_trainings_that_differ_in_batch_and_rate(trained, plans):
-    for batch in BATCHES:
-        for seed, factor in enumerate((0.97, 1.0, 1.03)):
-            trained(batch, factor * true_steps(batch), seed)
+    trained(BATCHES, factors=(0.97, 1.0, 1.03))
     (plan,) = plans()
     assert [one.batch for one in plan.trained] == list(BATCHES)
     assert plan.trained[1].steps == pytest.approx([f * true_steps(128) for f in (0.97, 1.0, 1.03)])
@@ -154,10 +160,9 @@ def test_batches_without_a_plateau_leave_the_critical_batch_open():
 
 
 def test_the_best_rate_counts_and_one_at_which_a_seed_misses_the_target_does_not(trained, plans):
-    for batch in BATCHES:
-        trained(batch)
-        trained(batch, 3 * true_steps(batch), learning_rate=5.0)
-        trained(batch, 0.5 * true_steps(batch), learning_rate=7.0)
+    trained(BATCHES)
+    for factor, rate in ((3.0, 5.0), (0.5, 7.0)):
+        trained(BATCHES, factors=(factor,), learning_rate=rate)
     trained(32, seed=1, epochs=1, learning_rate=7.0)
     (plan,) = plans()
     assert [one.rate for one in plan.trained] == [0.032, 7.0, 7.0, 7.0]
@@ -165,13 +170,17 @@ def test_the_best_rate_counts_and_one_at_which_a_seed_misses_the_target_does_not
     assert "At batch 32, 128, 512, 2048 the best rate is at an end of its grid" in texts(plan)
 
 
-def test_a_batch_at_which_every_rate_misses_is_left_out_with_a_word(trained, plans):
-    for batch in BATCHES:
-        trained(batch)
+def test_a_batch_at_which_every_rate_misses_or_failed_is_left_out_with_a_word(trained, plans, study):
+    trained(BATCHES)
     trained(256, epochs=2)
+    trained(1024)
+    failed = {"learning_rate": 1.024, "target_accuracy": 0.9, "aggregator": "all_reduce"}
+    study.add(["failed: out of memory"], kind="convergence", batch=1024, seed=1, epochs=2, **failed)
     (plan,) = plans()
-    assert (plan.missed, len(plan.trained)) == ([256], 4)
-    assert "At batch 256 each rate has a training that failed or missed the target" in texts(plan)
+    assert (plan.missed, len(plan.trained)) == ([256, 1024], 4)
+    said = texts(plan)
+    assert "At batch 256, 1024 each rate has a training that failed or missed the target" in said
+    assert "Trainings at batch 1024 failed or have not ended" in said
 
 
 def test_what_the_trainings_do_not_show_is_no_number(trained, plans):
@@ -182,19 +191,8 @@ def test_what_the_trainings_do_not_show_is_no_number(trained, plans):
     assert ("B_crit at least" in texts(plan), "Beyond a batch" in texts(plan)) == (True, False)
 
 
-def test_a_rate_at_which_a_training_failed_does_not_count(trained, plans, study):
-    for batch in BATCHES:
-        trained(batch)
-    trained(256)
-    failed = {"learning_rate": 0.256, "target_accuracy": 0.9, "aggregator": "all_reduce"}
-    study.add(["failed: out of memory"], kind="convergence", batch=256, seed=1, epochs=2, **failed)
-    (plan,) = plans()
-    assert (plan.missed, "Trainings at batch 256 failed or have not ended" in texts(plan)) == ([256], True)
-
-
 def test_steps_with_the_training_s_augmentation_go_before_others(trained, plans, study):
-    for batch in BATCHES:
-        trained(batch, augmentation="standard")
+    trained(BATCHES, augmentation="standard")
     for step_s, augmentation in ((0.01, "none"), (0.02, "standard")):
         study.add_steps([[step_s] * 6], world_size=2, batch=128, aggregator="ring", augmentation=augmentation)
     (plan,) = plans()
@@ -203,8 +201,7 @@ def test_steps_with_the_training_s_augmentation_go_before_others(trained, plans,
 
 
 def test_two_batches_are_too_few_and_what_to_train_is_said(trained, plans):
-    for batch in BATCHES[:2]:
-        trained(batch)
+    trained(BATCHES[:2])
     said = texts(plans()[0])
     assert "takes trainings at 3 batches that reach the target, there are 2" in said
     assert "four times apart (global_batch), each with three learning rates" in said
@@ -227,21 +224,18 @@ def test_the_rule_that_the_best_rates_follow_is_marked_if_one_does(power, rule):
 
 
 def test_best_rates_at_the_ends_of_their_grids_show_no_rule():
-    assert rate_rule([made(batch, [1.0], rates=(0.1, 0.2), rate=0.2) for batch in BATCHES]) is None
-    assert rate_rule([made(batch, [1.0]) for batch in BATCHES]) is None
+    for rates, rate in (((0.1, 0.2), 0.2), ((0.1,), 0.1)):
+        assert rate_rule([made(batch, [1.0], rates=rates, rate=rate) for batch in BATCHES]) is None
 
 
 def test_a_rule_with_a_base_batch_is_the_rate_at_the_batch(trained, plans):
-    for batch in BATCHES:
-        trained(batch, learning_rate=0.1, learning_rate_rule="sqrt", base_batch=128)
+    trained(BATCHES, learning_rate=0.1, learning_rate_rule="sqrt", base_batch=128)
     (plan,) = plans()
     assert [one.rate for one in plan.trained] == pytest.approx([0.05, 0.1, 0.2, 0.4])
 
 
 def test_seconds_are_the_time_of_a_step_times_the_steps_and_the_fastest_is_named(trained, plans, study):
-    for batch in BATCHES:
-        for seed, factor in enumerate((0.99, 1.0, 1.01)):
-            trained(batch, factor * true_steps(batch), seed)
+    trained(BATCHES, factors=(0.99, 1.0, 1.01))
     time_steps(study, batches=(*BATCHES, 8192))
     (plan,) = plans()
     for one in plan.settings:
@@ -251,12 +245,10 @@ def test_seconds_are_the_time_of_a_step_times_the_steps_and_the_fastest_is_named
         assert one.is_extrapolated == (batch == 8192)
     fastest = {size: one.row["global_batch"] for size, one in plan.by_workers.items()}
     truth = {
-        size: min(
-            (*BATCHES, 8192),
-            key=lambda batch: (2e-5 * batch / size + 0.0002 + 0.0005 * (size > 1)) * true_steps(batch),
-        )
+        size: min((*BATCHES, 8192), key=lambda batch: (
+            2e-5 * batch / size + 0.0002 + 0.0005 * (size > 1)) * true_steps(batch))
         for size in (1, 2, 4)
-    }
+    }  # fmt: skip
     assert fastest == truth
     times = plan.times_faster(plan.by_workers[4], plan.by_workers[1])
     assert times.low < times.value < times.high
@@ -271,9 +263,7 @@ def test_seconds_are_the_time_of_a_step_times_the_steps_and_the_fastest_is_named
 
 
 def test_extrapolated_batches_have_wider_intervals_and_say_so(trained, plans, study):
-    for batch in BATCHES[:3]:
-        for seed, factor in enumerate((0.97, 1.0, 1.03)):
-            trained(batch, factor * true_steps(batch), seed)
+    trained(BATCHES[:3], factors=(0.97, 1.0, 1.03))
     time_steps(study, sizes=(1, 8), batches=(256, 65536), overhead_s=-1e-4)
     (plan,) = plans()
     widths = {one.row["global_batch"]: one.seconds.high / one.seconds.low for one in plan.settings}
@@ -282,8 +272,7 @@ def test_extrapolated_batches_have_wider_intervals_and_say_so(trained, plans, st
 
 
 def test_a_lossy_exchange_has_its_own_steps_or_none(trained, plans, study):
-    for batch in BATCHES:
-        trained(batch)
+    trained(BATCHES)
     lossy = {"aggregator": "one_bit", "lossy": True}
     for seed, steps in enumerate((1900.0, 2000.0, 2100.0)):
         trained(128, steps, seed, world_size=2, **lossy)
@@ -301,9 +290,8 @@ def test_a_lossy_exchange_has_its_own_steps_or_none(trained, plans, study):
 
 
 def test_two_workloads_are_two_plans_and_only_the_timed_one_has_seconds(trained, plans, study):
-    for batch in BATCHES:
-        trained(batch)
-        trained(batch, 2 * true_steps(batch), optimizer="adamw", learning_rate=0.001)
+    trained(BATCHES)
+    trained(BATCHES, factors=(2.0,), optimizer="adamw", learning_rate=0.001)
     time_steps(study)
     first, second = sorted(plans(), key=lambda plan: plan.fit.least.value)
     assert (len(first.settings), len(second.settings)) == (12, 0)
@@ -313,8 +301,7 @@ def test_two_workloads_are_two_plans_and_only_the_timed_one_has_seconds(trained,
 
 
 def test_control_arms_transfers_and_settings_above_the_memory_are_no_choice(trained, plans, study):
-    for batch in BATCHES:
-        trained(batch)
+    trained(BATCHES)
     time_steps(study, sizes=(2,), aggregator="none")
     time_steps(study, sizes=(2,), aggregator="ring")
     study.add(["planned"], kind="transfer", model=None, dataset=None, aggregator=None)
@@ -327,8 +314,7 @@ def test_control_arms_transfers_and_settings_above_the_memory_are_no_choice(trai
 
 
 def test_a_noise_scale_that_contradicts_the_fit_is_said(trained, plans):
-    for batch in BATCHES:
-        trained(batch)
+    trained(BATCHES)
     (plan,) = plans()
     for one in plan.trained:
         one.rows[0].update(noise_scale=2e4, noise_scale_low=1e4, noise_scale_high=3e4)
@@ -339,8 +325,7 @@ def test_a_noise_scale_that_contradicts_the_fit_is_said(trained, plans):
 
 
 def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):
-    for batch in BATCHES:
-        trained(batch)
+    trained(BATCHES)
 
     def drawn_of():
         cells = read_cells(study.folder)
@@ -371,12 +356,10 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
 
     with pytest.raises(ScalingError, match="no training with a target"):
         call()
-    for batch in BATCHES[:2]:
-        trained(batch)
+    trained(BATCHES[:2])
     code, out = call()
     assert (code, "there are 2" in out) == (3, True)
-    for batch in BATCHES[2:]:
-        trained(batch)
+    trained(BATCHES[2:])
     time_steps(study)
     code, out = call()
     assert (code, "fastest is 4 workers" in " ".join(out.split())) == (0, True)

@@ -1,5 +1,6 @@
 """A variable that is one row of the table: all that reads the table respects it, without a change there."""
 
+import itertools
 from dataclasses import dataclass, fields
 
 import pytest
@@ -53,26 +54,19 @@ def rows_of(study):
     return to_rows(study.table)
 
 
-def test_summary_has_its_column_and_the_default_where_cells_lack_it(made):
+def test_summary_has_its_column_and_default_groups_differ_in_it_and_baselines_share_it(made):
     assert str(made.table["dropout"].dtype) == "float64"
     assert sorted(made.table["dropout"]) == [0.0, 0.0, 0.5, 0.5]
-
-
-def test_groups_differ_in_it_and_their_titles_say_so(made):
     found = group_rows(rows_of(made))
     assert [[row["dropout"] for row in group.rows] for group in found] == [[0.0] * 2, [0.5] * 2]
     assert [title_of(group.given).rpartition(", ")[2] for group in found] == ["dropout 0", "dropout 0.5"]
-
-
-def test_baseline_shares_it(made):
     speedups = {(row["world_size"], row["dropout"]): row["speedup"] for row in rows_of(made)}
     assert speedups == {(1, 0.0): 1, (1, 0.5): 1, (2, 0.0): 1, (2, 0.5): 1}
 
 
 def test_control_arm_shares_it(timed):
-    timed.add([[0.010] * 3], aggregator="none", world_size=2)
-    timed.add([[0.030] * 3], aggregator="ring", world_size=2)
-    timed.add([[0.030] * 3], aggregator="ring", world_size=2, dropout=0.5)
+    for name, step_s, own in (("none", 0.010, {}), ("ring", 0.030, {}), ("ring", 0.030, {"dropout": 0.5})):
+        timed.add([[step_s] * 3], aggregator=name, world_size=2, **own)
     differences = {row["dropout"]: row["exposed_by_difference_s"] for row in rows_of(timed)[1:]}
     assert differences == {0.0: pytest.approx(0.020), 0.5: None}
 
@@ -97,9 +91,8 @@ def test_status_names_it_where_cells_differ_in_it(study, line):
 
 
 def test_extra_p_has_a_region_for_each_of_its_values(study):
-    for size in (1, 2):
-        for dropout in (0.0, 0.5):
-            study.add_steps(PLAIN, aggregator="ring", world_size=size, dropout=dropout)
+    for size, dropout in itertools.product((1, 2), (0.0, 0.5)):
+        study.add_steps(PLAIN, aggregator="ring", world_size=size, dropout=dropout)
     lines = list(FORMATS["extra-p"](study.folder, read_cells(study.folder)))
     regions = [line.rpartition("->")[2] for line in lines if line.startswith("REGION")]
     assert regions == ["dropout_0", "dropout_0.5"]

@@ -1,11 +1,17 @@
-"""What the sentences may and may not claim."""
+"""What the sentences may and may not claim, what a reader is warned of, and what the GPUs said."""
 
 import re
 from dataclasses import replace
 
 import pytest
 
-from tests.made_studies import findings
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.summary import summary_table
+from scaling.report.page_tables import page_tables
+from scaling.report.text import warning_text, warnings_of
+from scaling.study.rank.context import RankSummary, notes_of
+from tests.made_studies import findings, row_of
 
 
 def said(study, num_cores=None):
@@ -71,77 +77,214 @@ def test_workers_that_share_cores_are_warned_of(study, num_cores, warned):
     assert ("do not show how the training scales" in said(study, num_cores)) is warned
 
 
-def test_convergence_gives_the_range_and_names_the_worst(study, epoch_line):
-    for size, accuracy in ((1, 0.98), (2, 0.97), (4, 0.90)):
-        ranks = [[epoch_line(1, 1.0, 0.1, accuracy)], *[[{"epoch": 1, "train_s": 1.0}]] * (size - 1)]
-        study.add([ranks], kind="convergence", aggregator="ring", world_size=size, target_accuracy=0.95)
+@pytest.mark.parametrize(("accuracies", "claimed"), [
+    ({("ring", 1): 0.98, ("ring", 2): 0.97, ("ring", 4): 0.90},
+     ["is between 90.00% and 98.00% over 3 combinations", "the lowest is that of ring on 4 workers",
+      "2 of 3 combinations reached 95.0% in every repeat; ring on 4 workers did not"]),
+    ({("ring", 1): 0.9, ("tree", 1): 0.9},
+     ["the final test accuracy is 90.00% in all 2 combinations of aggregator and world size."]),
+    ({("none", 1): None}, ["the final loss was not finite for none on 1 worker"]),
+], ids=["the range and the worst", "equal accuracies", "divergence"])  # fmt: skip
+def test_of_trainings_the_range_the_worst_and_divergence_are_said(study, epoch_line, accuracies, claimed):
+    for (aggregator, size), accuracy in accuracies.items():
+        loss = 0.1 if accuracy else None
+        ranks = [[epoch_line(1, 1.0, loss, accuracy or 0.1)], *[[{"epoch": 1, "train_s": 1.0}]] * (size - 1)]
+        cell = {"aggregator": aggregator, "world_size": size, "target_accuracy": 0.95}
+        study.add([ranks], kind="convergence", **cell)
     text = said(study)
-    assert "is between 90.00% and 98.00% over 3 combinations" in text
-    assert "the lowest is that of ring on 4 workers" in text
-    assert "2 of 3 combinations reached 95.0% in every repeat; ring on 4 workers did not" in text
+    assert [part for part in claimed if part not in text] == []
+    assert ("lowest" in text) == (len(accuracies) == 3)
 
 
-def test_equal_accuracies_have_no_lowest(study, epoch_line):
-    for aggregator in ("ring", "tree"):
-        study.add([[[epoch_line(1, 1.0, 0.1, 0.9)]]], kind="convergence", aggregator=aggregator)
-    text = said(study)
-    assert "the final test accuracy is 90.00% in all 2 combinations of aggregator and world size." in text
-    assert "lowest" not in text
+@pytest.mark.parametrize(("cells", "claimed"), [
+    (["done", "failed: no memory", "planned"], ["Of 3 cells, 1 failed", "Of 3 cells, 1 planned"]),
+    *(([one] * bool(one), ["^No cell is done yet"]) for one in ("", "planned", "failed: no memory")),
+])  # fmt: skip
+def test_cells_that_are_not_done_are_counted_and_without_any_done_nothing_is_compared(
+    study, line, cells, claimed
+):
+    for size, state in enumerate(cells, 1):
+        study.add([[[line(0, 1.0)]] * size if state == "done" else state], world_size=size)
+    assert [part for part in claimed if not re.search(part, said(study))] == []
 
 
-def test_divergence_is_said(study, epoch_line):
-    study.add([[[epoch_line(1, 1.0, None, 0.1)]]], kind="convergence")
-    assert "the final loss was not finite for none on 1 worker" in said(study)
-
-
-def test_failed_and_planned_cells_are_counted(study, line):
-    study.add([[[line(0, 1.0)]]])
-    study.add(["failed: no memory"], aggregator="ring", world_size=2)
-    study.add(["planned"], aggregator="tree", world_size=2)
-    text = said(study)
-    assert "Of 3 cells, 1 failed" in text
-    assert "Of 3 cells, 1 planned" in text
-
-
-@pytest.mark.parametrize("cells", [[], ["planned"], ["failed: no memory"]])
-def test_without_any_done_cell_nothing_is_compared(study, cells):
-    for state in cells:
-        study.add([state])
-    assert said(study).startswith("No cell is done yet")
-
-
-def with_boots(study, *boots):
-    for record, boot in zip(study.folder.runs(), boots, strict=True):
-        study.folder.write_run(replace(record, launch={**record.launch, "boot": boot}))
+def told_of_machines(study, boots, hosts=None):
+    """What is said of the machines once the runs have been on these boots and hosts."""
+    for record, boot, host in zip(study.folder.runs(), boots, hosts or ["here"] * len(boots), strict=True):
+        study.folder.write_run(replace(record, launch={**record.launch, "boot": boot, "host": host}))
+    return [one for one in findings(study.folder) if "several machines, or before and after" in one]
 
 
 def test_cells_of_a_machine_that_was_started_again_are_told_apart(study):
     for aggregator in ("ring", "tree"):
         study.add_steps([[0.1] * 3], aggregator=aggregator, world_size=2)
-    with_boots(study, "3fa2c1b0", "3fa2c1b0")
-    assert not any("several machines, or before and after" in sentence for sentence in findings(study.folder))
-    with_boots(study, "3fa2c1b0", "00ff00ff")
-    (told,) = [one for one in findings(study.folder) if "several machines, or before and after" in one]
+    assert told_of_machines(study, ["3fa2c1b0", "3fa2c1b0"]) == []
+    (told,) = told_of_machines(study, ["3fa2c1b0", "00ff00ff"])
     assert "1 cell on boot 3fa2c1b0 (ring on 2 workers); 1 cell on boot 00ff00ff (tree on 2 workers)" in told
     assert "here" not in told  # the only name tells nothing
 
 
-def test_many_cells_of_a_host_are_counted(study):
-    for size in (1, 2, 4, 8):
+def test_cells_of_a_host_are_counted_containers_are_one_and_many_machines_are_counted(study):
+    for size in (1, 2, 4, 8, 16):
         study.add_steps([[0.1] * 3], aggregator="ring", world_size=size)
     study.add_steps([[0.1] * 3], aggregator="tree", world_size=8)
-    with_boots(study, *["a"] * 4, "b")
-    (told,) = [one for one in findings(study.folder) if "several machines, or before and after" in one]
-    assert "4 cells on boot a; 1 cell on boot b (tree on 8 workers)" in told
-
-
-def test_containers_on_one_machine_are_one_and_many_machines_are_counted(study):
-    for size in (1, 2, 4, 8, 16, 32):
-        study.add_steps([[0.1] * 3], aggregator="ring", world_size=size)
-    with_boots(study, *["a"] * 6)
-    for number, record in enumerate(study.folder.runs()):
-        study.folder.write_run(replace(record, launch={**record.launch, "host": f"pod{number}"}))
-    assert not any("several machines, or before and after" in sentence for sentence in findings(study.folder))
-    with_boots(study, *"abcdef")
-    (told,) = [one for one in findings(study.folder) if "several machines, or before and after" in one]
+    (told,) = told_of_machines(study, "aaaaab")
+    assert "5 cells on boot a; 1 cell on boot b (tree on 8 workers)" in told
+    hosts = [f"pod{number}" for number in range(6)]
+    assert told_of_machines(study, "aaaaaa", hosts) == []
+    (told,) = told_of_machines(study, "abcdef", hosts)
     assert (told.count("1 cell on pod"), "the rest on 2 more" in told) == (4, True)
+
+
+def warnings(study):
+    return [warning_text(warning) for warning in row_of(study)["warnings"] or ()]
+
+
+@pytest.mark.parametrize(("unsplit_s", "forward_s", "warned"), [
+    (1.0, 0.951, []), (1.0, 0.928, ["unattributed: 7.2% of the step is in no phase"]),
+    (0.94, 1.0, ["profiling overhead: makes the step 6.4% longer"]), (0.96, 1.0, []),
+    (1.06, 1.0, ["profiling overhead: profiled steps are 5.7% shorter than unprofiled ones: the step varies "
+     "by that much, read its phases with care"]),
+])  # fmt: skip
+def test_over_five_percent_in_no_phase_or_by_marks_are_warned_of_and_data_in_host_memory_are_not(
+    study, split_line, unsplit_s, forward_s, warned
+):
+    lines = [[split_line(1, 1.0, ("forward", "main", 0.0, forward_s))]]
+    study.add_split([[unsplit_s]], lines, summary={"data_in_host_memory": [True]})
+    assert warnings(study) == warned
+
+
+@pytest.mark.parametrize(
+    ("phase", "named"), [("forward", ", in profiled steps on rank 1 in forward"), ("communicate", "")]
+)
+def test_long_steps_are_said_with_their_period_and_the_phase_that_they_are_long_in(
+    study, split_line, phase, named
+):
+    """Every 7th step takes twice as long: on rank 1, or in the exchange, which no rank has alone."""
+    times = [2.0 if number % 7 == 6 else 1.0 for number in range(210)]
+
+    def lines(rank):
+        made = []
+        for number in range(210, 252):
+            more = number % 7 == 6
+            forward = 0.6 + (more and phase == "forward" and rank == 1)
+            spans = ("forward", "main", 0.0, forward), ("communicate", "main", forward, 1.0 + more)
+            made.append(split_line(number, 1.0 + more, *spans))
+        return made
+
+    study.add_split([times] * 3, [lines(rank) for rank in range(2)], aggregator="ring")
+    said = f"long steps: 14% above the median step, one step in 7 is long{named}"
+    assert [warning for warning in warnings(study) if warning.startswith("long steps")] == [said]
+
+
+@pytest.mark.parametrize(("block", "stall"), [(20, 20), (30, 30), (20, 35)])
+def test_long_first_steps_of_blocks_are_said(study, split_line, block, stall):
+    """A stall in phase with the pauses of the measurement is no period that is known, but it is said."""
+    times = [4.0 if number and number % stall == 0 else 1.0 for number in range(210)]
+    lengths = [block] * (210 // block)
+    study.add_split([times] * 3, [[split_line(210, 1.0)]] * 2, summary={"block_iterations": lengths})
+    (said,) = [warning for warning in warnings(study) if warning.startswith("long steps")]
+    ours = f"long are the first steps of blocks of {block}, after pauses of the measurement"
+    assert (ours in said) == (block == stall), said
+
+
+def test_reasons_of_all_repeats_take_four_kilobytes_at_most(study):
+    study.add([f"failed: {number}{'E' * 100_000}" for number in range(3)])
+    reason = row_of(study)["reason"]
+    assert len(reason.encode()) <= 4096
+    assert reason.endswith("more characters are in the log: launches/*.log]")
+
+
+def gpu(**values):
+    """What `scaling.measure.power` says of a GPU on which nothing is wrong."""
+    fine = {"window_s": 10.0, "throttle_reasons": [], "throttled_s": {"power cap": 0.0}, "other_processes": 0}
+    return {**fine, "energy_per_sample_j": 0.5, **values}
+
+
+def add_with(study, gpus, launches=1, **summary):
+    lines = [[{"iteration": i, "warmup": False, "profiled": False, "step_s": 1.0 + i % 2} for i in range(20)]]
+    study.add([lines * len(gpus)] * launches, world_size=len(gpus), summary={"gpu": gpus, **summary})
+
+
+@pytest.mark.parametrize(("gpus", "warned"), [
+    ([gpu(throttle_reasons=["power cap"]), gpu(), gpu(throttled_s={"power cap": 0.2})],
+     ["throttled: power cap, GPU of ranks 0 and 2"]),
+    ([gpu(throttled_s={"power cap": 0.09})], []),  # less than a hundredth
+    ([gpu(), gpu(other_processes=2)], ["other processes: on the GPU of rank 1"]),
+    ([None, None], []), ([{}, {"other_processes": None, "throttled_s": None}], []),
+])  # fmt: skip
+def test_gpu_that_was_disturbed_is_named_with_the_reason(study, gpus, warned):
+    add_with(study, gpus)
+    assert warnings(study) == warned
+
+
+@pytest.mark.parametrize(("joules", "energy_j", "peaks", "peak"), [
+    ([0.2, 0.4], pytest.approx(0.3), [5, 7], 7), ([0.5, None], None, [None, 7], 7),
+    ([None] * 2, None, [None] * 2, None),
+])  # fmt: skip
+def test_energy_is_the_mean_over_ranks_if_all_tell_and_memory_the_largest(
+    study, joules, energy_j, peaks, peak
+):
+    add_with(study, [gpu(energy_per_sample_j=one) for one in joules], launches=3, memory_peak_bytes=peaks)
+    row = row_of(study)
+    assert (row["joules_per_sample"], row["memory_peak_bytes"]) == (energy_j, peak)
+
+
+SCATTERED = [1.0, 1.1] * 10
+TOLD = "precision: 95% interval within a launch is ±4.8% after"
+
+
+@pytest.mark.parametrize(("steps_s", "reason", "goal", "seconds", "warned"), [
+    (SCATTERED, "seconds", 0.01, 10.2, [f"{TOLD} 10 s, goal 1%"]),
+    (SCATTERED, "iterations", 0.005, None, [f"{TOLD} 20 steps, goal 0.5%"]),
+    ([1.0, 1.1, 1.0], "seconds", 0.01, 3.1, ["precision: no 95% interval after 3.1 s, goal 1%"]),
+    (SCATTERED, "precision", 0.01, None, []), (SCATTERED, "iterations", None, None, []),
+    (SCATTERED, None, 0.01, None, []),
+])  # fmt: skip
+def test_goal_that_was_missed_is_told_with_what_was_reached(study, steps_s, reason, goal, seconds, warned):
+    lines = [{"iteration": i, "warmup": False, "profiled": False, "step_s": s} for i, s in enumerate(steps_s)]
+    summary = {"stop_reason": reason, **({"seconds": {"unprofiled": seconds}} if seconds else {})}
+    study.add([[lines]], precision_goal=goal, summary=summary)
+    assert warnings(study) == warned
+
+
+IN_HOST_MEMORY = "host memory: the data set was copied batch by batch; the seconds include that"
+
+
+def add_training(study, epoch_line, in_host_memory, *, is_old=False, **cell):
+    """With whether each rank's data were in host memory; in old records the notes alone say so."""
+    notes = notes_of([RankSummary(1, data_in_host_memory=there) for there in in_host_memory])
+    run = [[epoch_line(1, 1.0, 0.5, 0.9)]] * len(in_host_memory)
+    summary = {} if is_old else {"data_in_host_memory": in_host_memory}
+    study.add([run], kind="convergence", world_size=len(in_host_memory), notes=notes, summary=summary, **cell)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("ranks", [[True, False], [False, True], [False, False]])
+def test_training_whose_data_lay_in_host_memory_on_any_rank_is_warned_of(study, epoch_line, ranks, is_old):
+    add_training(study, epoch_line, ranks, is_old=is_old)
+    expected = [IN_HOST_MEMORY] * any(ranks)
+    assert warnings(study) == expected
+    (group,) = group_rows([row_of(study)])
+    (table,) = page_tables(group, [group])
+    assert table.warnings == [f"{one} (none on 2 workers)" for one in expected]
+
+
+def test_training_on_shared_gpus_has_no_seconds_that_could_hold_copies(study, epoch_line):
+    add_training(study, epoch_line, [True, True], device="cuda", workers_per_gpu=2)
+    (warning,) = warnings(study)
+    assert warning.startswith("shared GPUs: ")
+
+
+def test_warnings_of_a_group_are_a_text_a_kind_and_many_are_counted(study, split_line):
+    for index in range(6):
+        lines = [[split_line(1, 1.0, ("forward", "main", 0.0, 0.90 - 0.01 * index))]]
+        study.add_split([[1.0]], lines, aggregator=f"a{index}")
+    (group,) = group_rows(to_rows(summary_table(study.folder)))
+    (text,) = warnings_of(group, most=2)
+    assert text == (
+        "unattributed: 10.0% of the step is in no phase (a0 on 1 worker); 11.0% of the step is in no phase "
+        "(a1 on 1 worker); 4 more in summary.csv"
+    )
+    (everything,) = warnings_of(group)
+    assert everything.count("in no phase") == 6

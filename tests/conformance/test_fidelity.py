@@ -41,7 +41,8 @@ def test_every_lossy_aggregator_that_runs_here_has_one():
         sheet_of("one_bitt")
 
 
-def test_gradients_are_of_a_training():
+def test_gradients_are_of_a_training_and_the_larger_one_is_mostly_matrices():
+    assert 4 * LARGE.num_elements == 14_857_120
     layout, gradients = recorded_gradients()
     assert gradients.shape == (50, 4, layout.num_elements)
     assert bool(gradients.isfinite().all())
@@ -91,57 +92,39 @@ class TestWhatItSays:
         assert "off by up to" in sheet.lines()[1]
 
 
-class TestBreakEven:
-    def test_it_is_what_is_saved_over_the_codecs_seconds(self):
-        assert sheet_with().break_even_bytes_per_s == pytest.approx((31_000 - 1000) / 0.003)
-
-    def test_below_it_the_step_is_faster_and_above_slower(self):
-        sheet = sheet_with()
-        for factor, pays in ((0.9, True), (1.1, False)):
-            speed = factor * sheet.break_even_bytes_per_s
-            compressed_s = sheet.metered_bytes / speed + sheet.encode_s + sheet.decode_s
-            assert (compressed_s < sheet.exact_bytes / speed) == pays
-
-    def test_what_sends_more_never_pays(self):
-        sheet = sheet_with(metered_bytes=40_000)
-        assert (sheet.break_even_bytes_per_s, "never" in sheet.lines()[-1]) == (0, True)
-
-    def test_lines_say_on_what_and_by_which_formula(self):
-        text = "\n".join(sheet_with().lines())
-        for part in ("on a machine", "(2(n-1)/n S - W) / (E + D)", "0.01 GB/s", "31 times", "cosine 0.900"):
-            assert part in text
+def test_below_the_break_even_the_step_is_faster_and_above_slower_and_what_sends_more_never_pays():
+    sheet, more = sheet_with(), sheet_with(metered_bytes=40_000)
+    assert sheet.break_even_bytes_per_s == pytest.approx((31_000 - 1000) / 0.003)
+    for factor, pays in ((0.9, True), (1.1, False)):
+        speed = factor * sheet.break_even_bytes_per_s
+        compressed_s = sheet.metered_bytes / speed + sheet.encode_s + sheet.decode_s
+        assert (compressed_s < sheet.exact_bytes / speed) == pays
+    assert (more.break_even_bytes_per_s, "never" in more.lines()[-1]) == (0, True)
+    text = "\n".join(sheet.lines())
+    for part in ("on a machine", "(2(n-1)/n S - W) / (E + D)", "0.01 GB/s", "31 times", "cosine 0.900"):
+        assert part in text
 
 
 @pytest.mark.usefixtures("small")
 class TestCommand:
-    def test_lines_follow_the_finding(self, call):
-        code, out, _ = call("verify", "ef_sign", "--world-sizes", "2")
-        assert not code
-        first, *sheet = out.splitlines()
-        assert first.startswith("ef_sign  aggregator  ok  contract at 2 ranks")
-        assert max(map(len, sheet)) <= 80
-        starts = [line.split()[0] for line in sheet if not line.startswith("   ")]
-        assert starts == ["error", "replicas", "bytes", "rates", "break-even"]
-
-    def test_json_has_it_and_exact_ones_have_none(self, call):
-        for name, has in (("ef_sign", True), ("all_reduce", False)):
-            (value,) = json.loads(call("verify", name, "--world-sizes", "2", "--json")[1])
-            assert (value["sheet"] is not None) == has
-            if has:
-                assert value["sheet"]["break_even_bytes_per_s"] > 0
-                assert value["sheet"]["replicas_agree"] is True
-                assert value["sheet"]["metered_bytes"] == value["sheet"]["formula_bytes"]
-
-    def test_into_puts_it_into_a_results_folder_and_exact_ones_have_none(self, call, tmp_path):
+    def test_lines_follow_the_finding_and_go_into_a_results_folder(self, call, tmp_path):
         folder = ResultsFolder(tmp_path)
         folder.write_study({"name": "by-hand"})
-        for name, code in (("ef_sign", 0), ("all_reduce", 2)):
-            ended, _, err = call("verify", name, "--world-sizes", "2", "--save-to", tmp_path)
-            assert ended == code
-        assert "others have no sheet" in err
+        code, out, _ = call("verify", "ef_sign", "--world-sizes", "2", "--save-to", tmp_path)
+        first, *sheet = out.splitlines()
+        assert (code, first.startswith("ef_sign  aggregator  ok  contract at 2 ranks")) == (0, True)
+        assert max(len(line) for line in sheet if str(tmp_path) not in line) <= 80
+        starts = [line.split()[0] for line in sheet if not line.startswith("   ")]
+        assert starts == ["error", "replicas", "bytes", "rates", "break-even"]
+        code, _, err = call("verify", "all_reduce", "--world-sizes", "2", "--save-to", tmp_path)
+        assert (code, "others have no sheet" in err) == (2, True)
         (sheet,) = folder.sheets().values()
         assert sheet["replicas_agree"] is True
 
-
-def test_larger_gradient_is_mostly_matrices():
-    assert 4 * LARGE.num_elements == 14_857_120
+    def test_json_has_it_and_exact_ones_have_none(self, call):
+        names = ("ef_sign", "all_reduce")
+        found = [json.loads(call("verify", name, "--world-sizes", "2", "--json")[1]) for name in names]
+        sheet, none = (value["sheet"] for (value,) in found)
+        assert none is None
+        assert sheet["break_even_bytes_per_s"] > 0
+        assert (sheet["replicas_agree"], sheet["metered_bytes"]) == (True, sheet["formula_bytes"])

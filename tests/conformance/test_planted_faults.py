@@ -53,18 +53,15 @@ def test_fault_is_found_and_named_with_its_case_and_command(verified, name):
     assert code == 1
     found = FAILURE.search(out)
     assert found, out
-    if name in ("AtOneStep", "FromAStepOn", "OnOneRankAtOneStep", "OnLossyRankAtOneStep"):
-        assert int(found["step"]) == place["step"]
+    named = {
+        **{key: ["step"] for key in ("AtOneStep", "FromAStepOn", "OnLossyRankAtOneStep")},
+        **{"OnOneRankAtOneStep": ["step", "rank"], "AtOneWorldSize": ["world_size"]},
+    }.get(name, [])
+    assert [int(found[part]) for part in named] == [place[part] for part in named]
     if name == "EverySoManyCalls":
         assert int(found["step"]) % place["every"] == 0
-    if name == "OnOneRankAtOneStep":
-        assert int(found["rank"]) == place["rank"]
-    if name == "AtOneElement":
-        assert f"element {place['element']} " in out
-    if name == "AtOneWorldSize":
-        assert int(found["world_size"]) == place["world_size"]
-    if name == "InOneType":
-        assert place["dtype"] in out
+    said = {"AtOneElement": f"element {place['element']} ", "InOneType": place["dtype"]}
+    assert said.get(name, "") in out
 
 
 def test_command_of_the_message_shows_the_same_failure_again(verified):
