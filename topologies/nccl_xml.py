@@ -29,6 +29,11 @@ SWITCH_CLASS, CPU_CLASS = "0x068000", "0x068001"  # ends of links: an NVSwitch; 
 GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 USED = {"system", "cpu", "pci", "gpu", "nvlink", "xgmi", "c2c", "nic", "net"}
 LINKS = ("nvlink", "xgmi")
+READ = {
+    *("numaid", "affinity", "arch", "vendor", "host_hash", "busid", "class", "device", "link_speed"),
+    *("link_width", "dev", "sm", "gcn", "target", "count", "tclass", "bw"),
+}
+"""Attributes of these; NICs are left out whole."""
 
 ASSUMED_CORES = 16  # of a NUMA node whose `affinity` says nothing
 
@@ -97,6 +102,10 @@ def _note_what_is_left_out(system: ElementTree.Element, gpus: tuple[Gpu, ...], f
         found.lost.append("all GPUs: the file has none; it leaves them to the driver")
     unused = Counter(element.tag for element in system.iter() if element.tag not in USED)
     found.notes += [f"<{clean(tag)}> ({number}): not used" for tag, number in unused.items()]
+    parts = [element for tag in USED - {"system", "nic", "net"} for element in system.iter(tag)]
+    names = {name for element in parts for name in element.attrib} - READ
+    if names:
+        found.notes.append(f"attributes not used: {clean(', '.join(sorted(names))):.200}")
     pci = list(system.iter("pci"))
     nics = [d for d in pci if d.get("class", "").startswith("0x02") and d.find("nic") is None]
     if num_nics := len(nics) + len(system.findall(".//nic")):

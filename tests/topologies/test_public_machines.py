@@ -49,6 +49,14 @@ def test_clouds_file_with_devices_and_no_gpu_is_refused_and_its_nics_count(impor
     assert {one.name for one in machine.machine.of_kind("gpu")} == {"NVIDIA A100-SXM4-40GB"}
 
 
+def test_elements_and_attributes_that_nothing_reads_are_named(imported):
+    devices = pci(bus(0), gpu(0, "<fabric/>", more='partition="1"')) + pci(bus(1), gpu(1))
+    code, said, _ = imported(system(devices), "--gpu", "H100-SXM5-80GB")
+    assert code == 0
+    assert "<fabric> (1): not used" in said
+    assert "attributes not used: gdr, partition, rank\n" in said
+
+
 # AWS' G5 (aws/aws-ofi-nccl, topology/g5.48xl-topo.xml) was taken for a machine without GPUs.
 def test_clouds_file_of_bare_addresses_is_refused(imported):
     code, said, machine = imported(system('<pci busid="0000:00:16.0"/>', '<pci busid="0000:00:1a.0"/>'))
