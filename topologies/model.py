@@ -53,7 +53,7 @@ class Path:
 class Network:
     """What connects the nodes: every NIC to one switch that never blocks."""
 
-    kind: str  # "InfiniBand NDR", "10 GbE", "25 GbE, RoCE", ...: for people, and whether NCCL uses sockets
+    kind: str  # "InfiniBand NDR", "10 GbE", "25 GbE, RoCE", ...: for people, and whether it is TCP
     bandwidth_bytes_per_s: float  # of one NIC's link, a direction
     latency_s: float  # from NIC to NIC
 

@@ -22,7 +22,7 @@ nodes, g a node, S bytes, and B the rate of a ring on the machine:
 e is the protocol's share of the bandwidth: LL 1/2 (of trees between nodes 1/3.8), LL128 0.92, Simple 1. Base
 b, hops h (NVLink, PCIe, network) and all these are of NCCL's source, src/graph/tuning.cc at commit 5067397c.
 B is that of its rings inside a node, and on several nodes at most that of all NICs of a node: NCCL makes
-rings that cross at different NICs (`SOCKETS_BYTES_PER_S` over TCP). A reduce-scatter or an all-gather is a
+rings that cross at different NICs. A reduce-scatter or an all-gather is a
 ring with half of the hops. Groups that exchange at the same time share the NICs of their nodes, and PCIe as
 one ring of all of them would. With sums in switches (NCCL_NVLS, SHARP) it may be faster; not here.
 """
@@ -189,9 +189,9 @@ LL_BYTES_PER_S = {
 }
 """The most that LL moves: on one node by its GPUs, else by its processors, on two nodes and on more."""
 
-SOCKETS_BYTES_PER_S = 5e9
-"""The most that NCCL's sockets move over a NIC of Ethernet without RDMA. Published: 4 to 6 GB/s of 100 Gbit/s
-(github.com/NVIDIA/nccl, issues 398 and 450); of 32 Gbit/s 98% (issue 209)."""
+SOCKETS_BYTES_PER_S = 6e9
+"""The most that NCCL was published to move over a NIC of Ethernet without RDMA: 4 to 6 GB/s of 100 Gbit/s
+(github.com/NVIDIA/nccl, issues 398 and 450)."""
 
 PLATEAU, PLATEAU_BYTES = {"Volta": 1.9}, 2048
 """What an all-reduce's ring between nodes by Simple waits, from so many bytes a rank on (64 for each of 32
@@ -218,13 +218,14 @@ class _Rates:
     busiest_across: str | None = None
     kind: str = "pcie"
     note: str | None = None
+    note_across: str | None = None
     gpus: str = "Hopper"
     processors: str = "Intel"
 
     def least(self, passes_across: float = 1.0) -> tuple[float, str | None, str | None]:
-        """The slower of both, its bound, and the note where it is the one inside."""
+        """The slower of both, its bound and its note."""
         if self.across / passes_across < self.inside:
-            return self.across / passes_across, self.busiest_across, None
+            return self.across / passes_across, self.busiest_across, self.note_across
         return self.inside, self.busiest_inside, self.note
 
 
@@ -312,15 +313,16 @@ def unknown_gpu(topology: Topology) -> str | None:
     return f"compute capability of {', '.join(map(repr, unknown))} not known: NCCL's figures are Hopper's"
 
 
-def slow_sockets(topology: Topology, nodes: int) -> str | None:
-    """What is assumed of NCCL where its sockets are slower than the network; None where they are not."""
+def _fast_sockets(topology: Topology) -> str | None:
+    """What to say of a network over TCP that is faster than NCCL's sockets were seen to be; else None."""
     network, nics = topology.network, topology.machine.of_kind("nic")
-    if nodes == 1 or network is None or network.bandwidth_bytes_per_s <= SOCKETS_BYTES_PER_S:
+    if network is None or network.bandwidth_bytes_per_s <= SOCKETS_BYTES_PER_S:
         return None
     is_ethernet = any(word in network.kind for word in ("GbE", "Ethernet", "TCP"))
     if not is_ethernet or "RoCE" in network.kind or any(nic.gpudirect for nic in nics):
         return None
-    return f"over TCP: NCCL's sockets move {SOCKETS_BYTES_PER_S / 1e9:.0f} GB/s a NIC of {network.kind}"
+    rate = f"{network.bandwidth_bytes_per_s / 1e9:.3g} GB/s of {network.kind}"
+    return f"{rate}: over TCP NCCL was seen to move 4 to 6 GB/s a NIC"
 
 
 def _rates(
@@ -345,9 +347,6 @@ def _rates(
         return rates
     own, shared = (len({topology.machine.nic(gpu) for gpu in group}) for group in (gpus, everyone))
     path = topology.path((0, gpus[0]), (1, gpus[0]), peer_access=peer_access)
-    of_nic = topology.bandwidth_bytes_per_s(path)
-    if slow_sockets(topology, nodes):
-        of_nic = min(of_nic, SOCKETS_BYTES_PER_S)
-    across = min(own, shared * len(gpus) / len(everyone)) * of_nic
+    across = min(own, shared * len(gpus) / len(everyone)) * topology.bandwidth_bytes_per_s(path)
     busiest = min(path.resources, key=topology.capacity_bytes_per_s)
-    return replace(rates, across=across, busiest_across=busiest)
+    return replace(rates, across=across, busiest_across=busiest, note_across=_fast_sockets(topology))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from scaling.collectives.nccl import slow_sockets, unknown_gpu
+from scaling.collectives.nccl import unknown_gpu
 from scaling.collectives.plan import Exchange, Stage, exchange_price
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import simulate
@@ -16,7 +16,7 @@ from topologies.model import Topology
 
 HOROVOD_CYCLE_S = 1e-3  # between Horovod's agreements (HOROVOD_CYCLE_TIME); half is waited
 HOST_MEETING_S = 200e-6  # processes meet before and after an exchange in host memory. Assumed; calibrated
-UNSEARCHED_SD = 0.7  # of NCCL's all-reduce where its rings are not searched: a factor of two. An assumption
+UNSEARCHED_SD = 0.7  # of NCCL's all-reduce whose rings or sockets are not known: a factor of two. Assumed
 MOST_UNDER_A_SWITCH = 32  # nodes on one switch a rail: their messages share no link. Assumed
 
 CONGESTION = 0.4
@@ -54,10 +54,8 @@ def exchange_terms(
     )
     if kind.startswith("native") and priced.note:
         exchanged = replace(exchanged, own_sd=UNSEARCHED_SD)
-    if kind.startswith("native"):
-        slow = slow_sockets(machine, len(machine.on_nodes(world_size)))
-        notes = filter(None, (exchanged.note, unknown_gpu(machine), slow))
-        exchanged = replace(exchanged, note="; ".join(notes) or None)
+    if kind.startswith("native") and (unknown := unknown_gpu(machine)):
+        exchanged = replace(exchanged, note="; ".join(filter(None, (exchanged.note, unknown))))
     if kind == "native_host":
         exchanged = replace(exchanged, shared_s=machinery.ring_through_host_s(world_size, num_bytes))
     elif kind in THROUGH_HOST and not stage.native:

@@ -1,11 +1,16 @@
 """What is predicted without measurements is what the simulator says, and named costs of software."""
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.bucket import BucketLayout
 from scaling.collectives.nccl import nccl_price
 from scaling.collectives.plan import Update, simulate_plan
+from scaling.errors import ScheduleError
 from scaling.prediction.predict import Predictor
 from scaling.prediction.strategy import Machinery, Strategy
 from scaling.prediction.terms import terms_of, update_terms
@@ -38,21 +43,46 @@ def cases():
             yield pytest.param(machine, size, marks=[pytest.mark.quality] if many else [])
 
 
+def simulated_and_predicted_s(name, machinery, size, peer_access=True):
+    """Seconds by `simulate_plan`, by predict, and what the latter adds."""
+    strategy = strategy_of(name, size, peer_access=peer_access)
+    stages = [*strategy.buckets[0], *(u for u in strategy.updates if u.site == "host")]
+    simulated_s = simulate_plan(stages, machinery.topology, size, peer_access=peer_access).seconds
+    terms = [*terms_of(strategy, 0, machinery, size), *update_terms(strategy, machinery, size)]
+    own, added = (
+        sum(term.latency_s + term.flow_s for term in terms if term.is_added is is_added)
+        for is_added in (False, True)
+    )
+    return simulated_s, own, added
+
+
 @pytest.mark.sampled(40)
 @pytest.mark.parametrize("peer_access", [True, False], ids=["peer access", "host-only"])
 @pytest.mark.parametrize(("machine", "size"), list(cases()))
 def test_predict_takes_what_simulate_plan_says(machine, size, peer_access):
-    topology = load(machine)
-    machinery, differing = Machinery(topology), {}
+    machinery, differing = Machinery(load(machine)), {}
     for name in BUILT_IN:
-        strategy = strategy_of(name, size, peer_access=peer_access)
-        stages = [*strategy.buckets[0], *(u for u in strategy.updates if u.site == "host")]
-        simulated_s = simulate_plan(stages, topology, size, peer_access=peer_access).seconds
-        terms = [*terms_of(strategy, 0, machinery, size), *update_terms(strategy, machinery, size)]
-        predicted_s = sum(term.latency_s + term.flow_s for term in terms if not term.is_added)
+        simulated_s, predicted_s, _ = simulated_and_predicted_s(name, machinery, size, peer_access)
         if predicted_s != pytest.approx(simulated_s, rel=1e-9):
             differing[name] = (predicted_s, simulated_s)
     assert not differing
+
+
+def test_the_table_of_the_page_is_what_both_say():
+    page = (Path(__file__).parents[2] / "docs" / "background" / "prediction.md").read_text(encoding="utf-8")
+    table = page[page.index("| aggregator | `dual-k80`, 4 ranks") :].partition("\n\n")[0]
+    machines = [(load(name), int(size)) for name, size in re.findall(r"`([\w-]+)`, (\d+) ranks", table)]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.MULTILINE)
+    assert (len(machines), len(rows)) == (4, 7)
+    for name, cells in rows:
+        for (topology, size), shown in zip(machines, cells.split(" | "), strict=True):
+            if shown == "refused":
+                strategy = replace(strategy_of(name, size), one_host=True)
+                with pytest.raises(ScheduleError, match="does not run there"):
+                    Predictor(Machinery(topology)).predict(strategy)
+                continue
+            simulated_s, own_s, added_s = simulated_and_predicted_s(name, Machinery(topology), size)
+            assert shown == f"{1e3 * own_s:.4g}, {1e3 * simulated_s:.4g}, {1e3 * added_s:.3g}"
 
 
 def test_pairs_of_the_papers_machine_that_reach_each_other_do_so_in_predictions():
