@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,18 +23,13 @@ def folders(tmp_path):
     return ResultsFolder(tmp_path / "a"), ResultsFolder(tmp_path / "b")
 
 
-class Forks:
-    def wait_until_imported(self):
-        pass
-
-
 class Run:
     """Stands for `StudyRun`: a launch is over at once, and what ran is noted."""
 
     def __init__(self, name, folder, ran, repeats=4, fails=()):
         self.name, self.folder, self.ran, self.fails = name, folder, ran, fails
         self.study = study_of(CELLS, repeats)
-        self.zygotes = Forks()
+        self.zygotes = SimpleNamespace(wait_until_imported=lambda: None)
 
     def begin(self):
         pass
@@ -49,7 +45,6 @@ class Run:
 
 
 def run_both(folders, fails=()):
-    """Returns what ran, in its order."""
     ran = []
     campaign = Campaign.of(*folders, OTHER)
     campaign.measure_halves_again()
@@ -69,15 +64,11 @@ def test_the_same_launches_follow_each_other_and_neither_environment_always_goes
     for size in (1, 2):
         firsts = [one[2] for one, _ in pairs if one[1] == size]
         assert [set(firsts[at : at + 2]) for at in (0, 2)] == [{"a", "b"}] * 2
-
-
-def test_who_goes_first_is_drawn_for_each_study():
     launch = Launch(Settings(2, "cpu", 1, None), 0, [])
-    drawn = [other_goes_first(f"study {number}", launch) for number in range(200)]
-    assert 70 < sum(drawn) < 130
+    assert 70 < sum(other_goes_first(f"study {number}", launch) for number in range(200)) < 130
 
 
-def test_runs_of_both_are_marked_as_one_campaign(folders):
+def test_runs_of_both_are_marked_as_one_campaign_and_another_environment_needs_another_folder(folders):
     run_both(folders)
     marks = ids(folders[0])
     assert len(marks) == 4 * len(CELLS)
@@ -86,15 +77,13 @@ def test_runs_of_both_are_marked_as_one_campaign(folders):
     assert ids(folders[1]) == marks
     names = [{one.launch["environment"] for one in folder.runs()} for folder in folders]
     assert names == [{THIS}, {OTHER}]
+    with pytest.raises(StoreError, match=r"measured in env:NCCL_ALGO=Ring, and --against names env:X=1"):
+        Campaign.of(*folders, "env:X=1")
 
 
-def test_what_is_done_is_not_measured_again(folders):
+def test_what_is_done_is_not_measured_again_but_a_pair_that_was_cut_in_two_is_in_both(folders):
     run_both(folders)
     assert run_both(folders) == []
-
-
-def test_pair_that_was_cut_in_two_is_measured_again_in_both(folders):
-    run_both(folders)
     cut = folders[1].run(CELL.id, 1)
     folders[1].reset_run(cut)
     assert sorted(run_both(folders)) == [(1, 2, "a"), (1, 2, "b")]
@@ -107,12 +96,6 @@ def test_partner_of_a_failed_run_is_measured_again_with_it_and_not_before(folder
     assert run_both(folders) == []
     folders[1].reset_run(folders[1].run(CELL.id, 0))
     assert sorted(run_both(folders)) == [(0, 2, "a"), (0, 2, "b")]
-
-
-def test_another_environment_needs_another_folder(folders):
-    run_both(folders)
-    with pytest.raises(StoreError, match=r"measured in env:NCCL_ALGO=Ring, and --against names env:X=1"):
-        Campaign.of(*folders, "env:X=1")
 
 
 class TestEnvironment:

@@ -1,13 +1,20 @@
-"""A study on a machine: its cells, their identity, and the combinations that cannot be."""
+"""A study on a machine: its cells, their identity, the sizes and batches that it leaves open."""
 
 import re
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 
+from launchers.zygote import Zygotes
 from scaling.aggregators.native import NoExchange
+from scaling.errors import LaunchError
+from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine, Cell
+from scaling.study.overrides import load_study
+from scaling.study.resolve import resolve
+from scaling.study.trial import LARGEST, LONGEST_S, SHORTEST_S, _fitting, in_forked_process, trial_overrides
 from scaling.workloads.mnist import Mnist
 from tests.made import CPU, GPUS, WORKLOAD, cell_of
 from tests.made import made_cells as cells
@@ -37,24 +44,17 @@ class TestIdentity:
         value = getattr(CELL, name)
         assert replace(CELL, **{name: not value if isinstance(value, bool) else "x"}).id == CELL.id
 
-    def test_it_is_twelve_hexadecimal_digits(self):
+    def test_it_is_twelve_hexadecimal_digits_whatever_the_order_of_parameters(self):
         assert re.fullmatch("[0-9a-f]{12}", CELL.id)
-
-    def test_it_does_not_depend_on_the_order_of_parameters(self):
         one, other = {"a": 1, "b": 2}, {"b": 2, "a": 1}
         assert replace(CELL, model_parameters=one).id == replace(CELL, model_parameters=other).id
 
-    def test_default_said_and_default_left_out_are_the_same_cell(self):
-        said = resolved(aggregators=[{"name": "one_bit", "threshold": "zero"}], momentum=0.9)
+    def test_defaults_that_are_said_and_the_name_of_the_study_change_none_and_each_is_found_by_its_own(self):
+        said = resolved(aggregators=[{"name": "one_bit", "threshold": "zero"}], momentum=0.9, name="other")
         assert list(said.cells) == list(resolved(aggregators=["one_bit"]).cells)
-
-    def test_every_cell_of_a_study_is_found_by_its_own_id(self):
         study = resolved(aggregators=["ring", "tree"], seed=[0, 1], world_sizes=[1, 2, 4])
         assert len(study.cells) == 2 * 2 * 3 + 1  # the A/A pair's second
         assert all(cell_id == cell.id for cell_id, cell in study.cells.items())
-
-    def test_name_of_the_study_is_no_part_of_it(self):
-        assert list(resolved(name="other").cells) == list(resolved().cells)
 
 
 WEAK = {"scaling": "weak", "workloads": [{"model": "mlp", "dataset": "digits", "local_batch": 8}]}
@@ -90,10 +90,13 @@ class TestAxes:
         assert (cell.model_label, cell.aggregator_label) == ("mlp(hidden=[3])", "one_bit(threshold=mean)")
         assert (cell.lossy, cell.exchanges) == (True, True)
 
-    def test_workloads_own_training_parameters_come_first(self):
+    def test_workloads_own_training_parameters_and_extent_come_first(self):
         workloads = [{**WORKLOAD, "learning_rate": 0.5, "momentum": 0}, WORKLOAD]
         found = cells(world_sizes=1, workloads=workloads, learning_rate=0.1)
         assert [(c.learning_rate, c.momentum) for c in found] == [(0.5, 0.0), (0.1, 0.9)]
+        workloads = [{**WORKLOAD, "epochs": 2, "target_accuracy": 0.7}]
+        (cell,) = cells(kind="convergence", world_sizes=1, workloads=workloads, target_accuracy=0.9)
+        assert (cell.epochs, cell.target_accuracy) == (2, 0.7)
 
     def test_kind_decides_the_extent(self):
         iteration, convergence = cells(
@@ -108,22 +111,20 @@ class TestAxes:
         assert (convergence.epochs, convergence.target_accuracy) == (6, 0.5)
         assert (convergence.warmup, convergence.iterations) == (None, None)
 
-    def test_workloads_own_extent_comes_first(self):
-        workloads = [{**WORKLOAD, "epochs": 2, "target_accuracy": 0.7}]
-        (cell,) = cells(kind="convergence", world_sizes=1, workloads=workloads, target_accuracy=0.9)
-        assert (cell.epochs, cell.target_accuracy) == (2, 0.7)
-
     def test_cell_in_two_parts_is_run_as_often_as_the_larger_one_asks(self):
         study = resolved(parts=[{"repeats": 2}, {"repeats": 5, "world_sizes": [1]}, {"repeats": 3}])
         by_size = {cell.world_size: study.repeats[cell.id] for cell in study.cells.values()}
         assert by_size == {1: 5, 2: 3}
 
-    def test_settings_of_gpus_are_no_axis_on_a_cpu(self):
+    def test_settings_of_gpus_are_no_axis_on_a_cpu_and_descriptions_have_what_differs(self):
         changes = {"world_sizes": 1, "peer_access": [True, False], "tf32": [True, False]}
         assert [(c.peer_access, c.tf32) for c in cells(CPU, **changes)] == [(None, None)]
         assert len(cells(GPUS, **changes)) == 4
         with_and_without = cells(GPUS, world_sizes=2, peer_access=[True, False])
         assert len({cell.describe() for cell in with_and_without}) == 2
+        (cell,) = cells(world_sizes=2)
+        assert cell.describe() == "iteration mlp on digits, ring, 2 x 32 on cpu, eager"
+        assert cell.to_dict()["aggregator_label"] == "ring"
 
 
 TWO_NODES = AvailableMachine(4, 64, num_nodes=2)
@@ -171,25 +172,14 @@ class TestDevices:
 
 
 class TestFirstAvailable:
-    CHOICE = [{"first_available": [{**WORKLOAD, "dataset": "mnist"}, WORKLOAD]}]
-
     @pytest.mark.parametrize(("there", "taken"), [(True, "mnist"), (False, "digits")])
-    def test_first_data_set_on_this_machine_is_taken_and_it_is_noted(self, monkeypatch, there, taken):
+    def test_first_data_set_on_this_machine_is_taken_and_it_is_noted_once(self, monkeypatch, there, taken):
         monkeypatch.setattr(Mnist, "available", lambda self: there)
-        study = resolved(workloads=self.CHOICE)
+        choice = [{"first_available": [{**WORKLOAD, "dataset": "mnist"}, WORKLOAD]}]
+        study = resolved(workloads=choice, parts=[{}, {"kind": "convergence"}])
         assert {c.dataset for c in study.cells.values()} == {taken}
         assert f"data set: {taken} (the first available of its alternatives)" in study.notes
-
-    def test_note_is_made_once(self, monkeypatch):
-        monkeypatch.setattr(Mnist, "available", lambda self: False)
-        study = resolved(workloads=self.CHOICE, parts=[{}, {"kind": "convergence"}])
         assert len(study.notes) == len(set(study.notes)) == 2
-
-
-def test_description_is_one_line_with_what_differs():
-    (cell,) = cells(world_sizes=2)
-    assert cell.describe() == "iteration mlp on digits, ring, 2 x 32 on cpu, eager"
-    assert cell.to_dict()["aggregator_label"] == "ring"
 
 
 @dataclass(frozen=True)
@@ -213,3 +203,87 @@ class Second(NoExchange):
 def test_two_aggregators_with_one_label_are_refused_also_across_parts(names):
     assert "have the same label" in problem(aggregators=names)
     assert "have the same label" in problem(parts=[{"aggregators": [name]} for name in names])
+
+
+OF_96 = {**WORKLOAD, "global_batch": 96}
+
+
+def sizes(machine, world_sizes="auto"):
+    study = resolved(machine, workloads=[OF_96], world_sizes=world_sizes)
+    return sorted({cell.world_size for cell in study.trained}), study.notes
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_nodes", "expected"),
+    [(1, 1, [1]), (2, 1, [1, 2]), (6, 1, [1, 2, 4, 6]), (8, 1, [1, 2, 4, 8]), (4, 2, [1, 2, 4, 8])],
+)
+def test_auto_is_every_power_of_two_and_all_gpus(num_gpus, num_nodes, expected):
+    assert sizes(AvailableMachine(num_gpus, 16, num_nodes))[0] == expected
+    assert sizes(AvailableMachine(num_gpus, 16, num_nodes), "all")[0] == expected[-1:]
+
+
+@pytest.mark.parametrize(("num_cores", "expected"), [(1, 1), (2, 2), (3, 2), (4, 4), (64, 4)])
+def test_all_has_a_core_for_each_process_where_there_is_no_gpu(num_cores, expected):
+    notes = sizes(AvailableMachine(0, 64, 1), "all")[1]
+    assert sizes(AvailableMachine(0, num_cores, 1), "all") == ([expected], notes)
+
+
+def test_processes_that_share_cores_and_sizes_that_do_not_divide_the_batch_are_said():
+    found, notes = sizes(AvailableMachine(0, 2, 1))
+    assert found == [1, 2, 4]
+    assert [note for note in notes if "4 workers share 2 CPU cores" in note]
+    assert not [note for note in sizes(AvailableMachine(0, 8, 1))[1] if "share" in note]
+    found, notes = sizes(AvailableMachine(7, 16, 1))
+    assert found == [1, 2, 4]
+    assert [note for note in notes if "world size 7 left out" in note]
+
+
+def test_workload_for_a_device_is_taken_there_alone():
+    choice = {"first_available": [{**OF_96, "model": "fcn-r", "dataset": "synthetic", "device": "cuda"}]}
+    both = {"first_available": [*choice["first_available"], OF_96]}
+    for machine, expected in ((CPU, "mlp"), (AvailableMachine(2, 16, 1), "fcn-r")):
+        assert {cell.model for cell in cells(machine, workloads=[both])} == {expected}
+    assert "no workload for device cpu" in problem(workloads=[choice])
+
+
+def test_wrong_data_folder_does_not_stop_a_study_with_a_fallback(monkeypatch, tmp_path):
+    monkeypatch.setenv("SCALING_DATA_DIR", str(tmp_path / "nothing"))
+    study = resolve(load_study("quickstart"), AvailableMachine(0, 2, 1))
+    assert "digits" in {cell.dataset for cell in study.trained}
+    assert [note for note in study.notes if "SCALING_DATA_DIR" in note]
+
+
+@pytest.mark.parametrize("seconds_a_sample", [1e-6, 2e-5, 1e-3])
+def test_trial_finds_a_batch_whose_step_is_neither_short_nor_long(seconds_a_sample):
+    batch, seconds = _fitting(lambda size: size * seconds_a_sample, 64)
+    assert seconds == batch * seconds_a_sample
+    assert SHORTEST_S <= seconds <= LONGEST_S or batch == LARGEST
+
+
+@pytest.mark.processes
+def test_trial_in_a_forked_process_gives_a_batch_and_its_time():
+    """As on GPUs, where the command must not keep a context."""
+    (workload, *_) = load_study("quickstart").parts[0].workloads[0].first_available[1:]
+    with closing(Zygotes(["scaling.worker"])) as zygotes:
+        batch, seconds = in_forked_process(workload, "cpu", 1, zygotes)
+        assert batch > 1
+        assert 0 < seconds < 10 * LONGEST_S
+        with pytest.raises(LaunchError, match=r"trial step of mlp on nowhere: \w+Error"):
+            in_forked_process(workload, "nowhere", 1, zygotes)
+
+
+def test_trial_sizes_each_automatic_batch_once_and_a_folder_keeps_its_own(tmp_path):
+    told = []
+    quickstart = load_study("quickstart", ["parts.0.workloads.0.first_available.1.model.hidden=[8]"])
+    machine, zygotes = AvailableMachine(0, 2, 1), Zygotes([])
+    found = trial_overrides(quickstart, machine, ResultsFolder(tmp_path / "new"), told.append, zygotes)
+    assert len(found) == 2
+    assert len(told) == 1
+    (batch,) = {int(one.rpartition("=")[2]) for one in found}
+    sized = load_study("quickstart", found)
+    folder = ResultsFolder(tmp_path / "old")
+    folder.write_study(sized.model_dump(mode="json"))
+    assert trial_overrides(quickstart, machine, folder, told.append, zygotes) == found
+    assert len(told) == 1
+    trained = resolve(sized, AvailableMachine(0, 2, 1)).trained
+    assert {cell.global_batch for cell in trained if cell.kind == "iteration"} == {batch}

@@ -20,6 +20,7 @@ from scaling.study.prepare import prepare
 from scaling.study.rank.device import measure_point
 from scaling.study.resolve import job_shape, resolve
 from scaling.study.schema import parse_study
+from tests.made import ABSENT
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "background" / "device-studies.md"
 ONE_GPU = AvailableMachine(num_gpus=1, num_cores=16)
@@ -46,26 +47,19 @@ class TestKeys:
         assert (part.devices, part.seconds, part.repeats) == (["cpu", "cuda"], 1.0, 1)
         (part,) = parse_study(STUDY, "s").parts
         assert part.experiment.parameters["widths"] == [10, 20]
+        assert parse_study({**STUDY, "devices": "cpu"}, "s").parts[0].devices == ["cpu"], "without a list"
 
-    def test_one_device_may_be_given_without_a_list(self):
-        assert parse_study({**STUDY, "devices": "cpu"}, "s").parts[0].devices == ["cpu"]
-
-    @pytest.mark.parametrize("key", ["world_sizes", "workloads", "aggregators", "device", "threads"])
-    def test_key_of_other_kinds_is_an_error_that_says_whose_it_is(self, key):
-        said = f"key '{key}' belongs to kind: .*kind: device runs an experiment"
+    @pytest.mark.parametrize(("keys", "said"), [
+        *(({key: 1}, f"key '{key}' belongs to kind: .*kind: device runs an experiment")
+          for key in ("world_sizes", "workloads", "aggregators", "device", "threads")),
+        *(({key: value}, key) for key, value in
+          (("devices", ["tpu"]), ("seconds", 0), ("limit_seconds", -1), ("devices", []))),
+        ({"experiment": ABSENT}, "key 'experiment' is missing"),
+    ])  # fmt: skip
+    def test_key_of_other_kinds_wrong_value_and_missing_experiment_are_errors(self, keys, said):
+        study = {key: value for key, value in {**STUDY, **keys}.items() if value is not ABSENT}
         with pytest.raises(StudyError, match=said):
-            parse_study({**STUDY, key: 1}, "s")
-
-    @pytest.mark.parametrize(
-        ("key", "value"), [("devices", ["tpu"]), ("seconds", 0), ("limit_seconds", -1), ("devices", [])]
-    )
-    def test_wrong_value_is_an_error_that_names_the_key(self, key, value):
-        with pytest.raises(StudyError, match=key):
-            parse_study({**STUDY, key: value}, "s")
-
-    def test_experiment_is_required(self):
-        with pytest.raises(StudyError, match="key 'experiment' is missing"):
-            parse_study({"name": "small", "kind": "device"}, "s")
+            parse_study(study, "s")
 
     def test_keys_beside_the_parts_are_for_the_parts_that_know_them(self):
         parts = [{"kind": "device", "experiment": SMALL}]
@@ -101,32 +95,29 @@ class TestCells:
         # An experiment that has nothing for a GPU misses none.
         assert any("no GPU that torch can use" in one for one in study.notes) == (experiment is SMALL)
 
-    def test_study_of_gpus_alone_is_an_error_where_there_is_none(self):
+    def test_study_of_gpus_alone_where_there_is_none_and_an_unknown_experiment_are_errors(self):
         with pytest.raises(StudyError, match="nothing to measure on cuda: there is no GPU"):
             resolved(NO_GPU, devices="cuda")
-
-    def test_unknown_experiment_is_an_error(self):
         with pytest.raises(StudyError, match="unknown experiment 'smal-networks'"):
             resolved(experiment="smal-networks")
 
-    def test_identity_is_that_of_the_point_not_of_the_machine(self):
+    def test_identity_is_that_of_the_point_and_of_what_decides_the_result_not_of_the_machine(self):
+        ids = {cell.id for cell in cells()}
         here = {cell.id for cell in cells() if cell.threads == 1}
         there = {cell.id for cell in cells(AvailableMachine(1, 64)) if cell.threads == 1}
-        assert here == there
-        assert len({cell.id for cell in cells()}) == 10
-
-    @pytest.mark.parametrize(
-        "change", [{"seconds": 2.0}, {"limit_seconds": 3.0}, {"experiment": {**SMALL, "width": 20}}]
-    )
-    def test_whatever_decides_the_result_is_in_the_identity(self, change):
-        assert not {cell.id for cell in cells()} & {cell.id for cell in cells(**change)}
+        assert (here, len(ids)) == (there, 10)
+        for change in ({"seconds": 2.0}, {"limit_seconds": 3.0}, {"experiment": {**SMALL, "width": 20}}):
+            assert not ids & {cell.id for cell in cells(**change)}
 
 
 class TestLaunches:
-    def test_a_launch_a_device_whatever_the_threads(self, tmp_path):
+    def test_a_launch_a_device_whatever_the_threads_and_a_batch_job_needs_one_gpu(self, tmp_path):
         launches = remaining_launches(ResultsFolder(tmp_path), resolved(repeats=2))
         found = [(one.repeat, one.settings.device, one.settings.threads, len(one.cells)) for one in launches]
         assert sorted(found) == [(0, "cpu", 16, 6), (0, "cuda", 12, 4), (1, "cpu", 16, 6), (1, "cuda", 12, 4)]
+        shape = job_shape(parse_study(STUDY, "s"))
+        assert (shape.world_sizes, shape.nodes, shape.gpus_per_node) == ([1], 1, 1)
+        assert job_shape(parse_study({**STUDY, "devices": "cpu"}, "s")).gpus_per_node == 0
 
     def test_what_is_done_is_not_run_again(self, tmp_path):
         study, folder = resolved(NO_GPU), ResultsFolder(tmp_path)
@@ -144,19 +135,11 @@ class TestLaunches:
         with pytest.raises(StudyError, match="NVIDIA_TF32_OVERRIDE is set"):
             prepare(ResultsFolder(tmp_path), parse_study(STUDY, "s"), resolved(NO_GPU))
 
-    def test_batch_job_needs_one_gpu(self):
-        shape = job_shape(parse_study(STUDY, "s"))
-        assert (shape.world_sizes, shape.nodes, shape.gpus_per_node) == ([1], 1, 1)
-        assert job_shape(parse_study({**STUDY, "devices": "cpu"}, "s")).gpus_per_node == 0
 
-
-def test_plan_names_experiment_device_and_point(tmp_path):
+def test_plan_and_label_name_the_experiment(tmp_path):
     text = describe_plan(resolved(), tmp_path / "none")
     assert "device small-networks on cpu, 4 threads: network mlp" in text
     assert "2 launches left" in text
-
-
-def test_label_names_the_experiment():
     cell = next(one for one in cells() if isinstance(one, DeviceCell))
     assert label_of(cell.to_dict()) == f"device small-networks on {cell.device}"
 
@@ -167,11 +150,10 @@ def test_shipped_studies_are_listed_with_their_question():
     listed = {entry["name"]: entry["description"] for entry in studies()}
     for name in ("small-networks", "cpu-threads", "batch-sizes"):
         assert "?" in listed[name]
-        assert Path(name).name in listed
 
 
 @pytest.mark.usefixtures("named_by_a_study")
-def test_example_of_the_documents_is_an_experiment(tmp_path, monkeypatch):
+def test_examples_of_the_documents_are_an_experiment_and_a_study(tmp_path, monkeypatch):
     text = DOCUMENT.read_text(encoding="utf-8")
     source = text.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "my_experiments.py").write_text(source, encoding="utf-8")
@@ -182,10 +164,6 @@ def test_example_of_the_documents_is_an_experiment(tmp_path, monkeypatch):
     cell, budget = found[0], Budget(found[0].seconds, limit_s=found[0].limit_s)
     measure_point(cell.experiment, cell.parameters, cell.point, budget, torch.device("cpu"), rows.extend)
     assert sum(row.get("phase") == "step" for row in rows) >= 6
-
-
-def test_study_of_the_documents_is_valid():
-    text = DOCUMENT.read_text(encoding="utf-8")
     study = parse_study(yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0]), "docs")
     assert resolve(study, ONE_GPU).cells
 
@@ -247,8 +225,5 @@ def test_samples_are_handed_out_with_the_load_before():
 ])  # fmt: skip
 def test_point_that_is_left_out_or_does_not_fit_is_a_result_with_its_reason(fault, reason):
     assert [row["value"] for row in rows_of(fault) if row.get("fact") == "left_out"] == [reason]
-
-
-def test_any_other_error_fails_the_cell():
     with pytest.raises(RuntimeError, match=r"^a bug$"):
-        rows_of("bug")
+        rows_of("bug")  # any other error fails the cell

@@ -1,5 +1,6 @@
-"""Which launches a study still needs, and how the wall time of one divides."""
+"""Which launches a study still needs, how the wall time of one divides, and how far a study is."""
 
+import io
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from scaling.study.launches import (
     remaining_launches,
 )
 from scaling.study.overrides import load_study, shipped_studies
+from scaling.study.progress import LineProgress, progress_for, remaining_s
 from scaling.study.resolve import resolve
 from tests.made import GPUS, cell_of
 from topologies.detect_host import boot_id
@@ -40,7 +42,6 @@ def study_of(cells: list[Cell], repeats: int = 1, name: str = "by-hand") -> Reso
 
 
 def seeds(number: int, **changes) -> list[Cell]:
-    """That many cells that differ by their seed."""
     return [replace(CELL, seed=seed, **changes) for seed in range(number)]
 
 
@@ -98,18 +99,14 @@ class TestGrouping:
         assert second.cells == [twice]
 
 
-class TestOrder:
-    def test_same_study_repeat_and_settings_give_the_same_order(self, folder):
-        study = study_of(seeds(20), repeats=2)
-        assert remaining_launches(folder, study) == remaining_launches(folder, study)
-
-    def test_order_is_random_and_differs_between_repeats_and_studies(self, folder):
-        orders = []
-        for name in ("by-hand", "other"):
-            for launch in remaining_launches(folder, study_of(seeds(20), 2, name)):
-                orders.append([cell.seed for cell in launch.cells])
-        assert all(sorted(order) == list(range(20)) for order in orders)
-        assert len({tuple(order) for order in [*orders, range(20)]}) == 5
+def test_order_is_random_and_that_of_the_study_the_repeat_and_the_settings(folder):
+    orders = []
+    for name in ("by-hand", "other"):
+        found = remaining_launches(folder, study_of(seeds(20), 2, name))
+        assert found == remaining_launches(folder, study_of(seeds(20), 2, name))
+        orders += [[cell.seed for cell in launch.cells] for launch in found]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert len({tuple(order) for order in [*orders, range(20)]}) == 5
 
 
 @pytest.mark.parametrize(("ended", "repeats", "left"), [
@@ -135,6 +132,8 @@ class TestEstimate:
         assert self.seconds(folder, seeds(2)) > one
         assert self.seconds(folder, [replace(CELL, iterations=500)]) > one
         assert self.seconds(folder, seeds(1), num_parameters=10**8) > one
+        many, few = (replace(CELL, world_size=size, threads=threads) for size, threads in ((8, 8), (2, 4)))
+        assert self.seconds(folder, [many]) >= self.seconds(folder, [few]), "no faster than the cores"
 
     def test_budget_bounds_it(self, folder):
         slow = replace(CELL, iterations=10**6)
@@ -148,11 +147,6 @@ class TestEstimate:
     def test_steps_are_those_of_warm_up_timing_and_profiling(self, profiled, steps):
         cell = replace(CELL, warmup=10, iterations=100, precision_goal=None, profiled_iterations=profiled)
         assert KINDS["iteration"].steps_s(cell, 0.01) == pytest.approx(0.01 * steps)
-
-    def test_more_workers_than_cores_are_no_faster(self, folder):
-        many = replace(CELL, world_size=8, threads=8)
-        few = replace(CELL, world_size=2, threads=4)
-        assert self.seconds(folder, [many]) >= self.seconds(folder, [few])
 
     def test_epochs_count_in_a_convergence_cell(self, folder):
         def epochs(number: int) -> float:
@@ -184,7 +178,6 @@ STARTED = {STARTED_VARIABLE: f"{boot_id()} 1000.0"}
 
 @pytest.fixture
 def clock(monkeypatch) -> SimpleNamespace:
-    """Seconds of the monotonic clock that move when the test says so."""
     fake = SimpleNamespace(now_s=1007.5)
     monkeypatch.setattr(launches, "time", SimpleNamespace(monotonic=lambda: fake.now_s))
     return fake
@@ -212,17 +205,17 @@ def test_start_up_is_counted_from_the_process_itself_where_nobody_says(clock, fo
     assert before_s - 1e-3 <= written["start_up_s"] <= age_s() + 1e-3  # a sum with seconds since the epoch
 
 
-def test_start_up_is_zero_where_the_system_does_not_say(clock, folder, monkeypatch):
-    monkeypatch.setattr(launches, "Path", lambda name: Path("/nowhere") / name.strip("/"))
-    LaunchTimes(folder, LAUNCH, {}).add("cell", {})
-    assert folder.launch_times()[0]["start_up_s"] == 0
-
-
 @pytest.mark.parametrize("started", ["another-host 1000.0", "another-host 9000.0", f"{boot_id()} 9000.0"])
 def test_clock_of_another_host_is_not_read(clock, folder, monkeypatch, started):
     monkeypatch.setattr(launches, "_process_started", lambda: 1007.0)
     LaunchTimes(folder, LAUNCH, {STARTED_VARIABLE: started}).add("cell", {})
     assert folder.launch_times()[0]["start_up_s"] == (0.5 if "another" in started else 0)
+
+
+def test_start_up_is_zero_where_the_system_does_not_say(clock, folder, monkeypatch):
+    monkeypatch.setattr(launches, "Path", lambda name: Path("/nowhere") / name.strip("/"))
+    LaunchTimes(folder, LAUNCH, {}).add("cell", {})
+    assert folder.launch_times()[0]["start_up_s"] == 0
 
 
 def test_what_could_not_be_read_again_is_not_written(folder):
@@ -231,7 +224,7 @@ def test_what_could_not_be_read_again_is_not_written(folder):
     assert folder.launch_times() == []
 
 
-def test_one_file_is_written_anew_after_each_cell(clock, folder):
+def test_one_file_of_each_launch_is_written_anew_after_each_cell(clock, folder):
     times = LaunchTimes(folder, LAUNCH, STARTED)
     assert folder.launch_times() == []
     for number in range(1, 4):
@@ -239,6 +232,8 @@ def test_one_file_is_written_anew_after_each_cell(clock, folder):
         times.add(f"cell{number}", {"setup": 0.25})
         (written,) = folder.launch_times()
         assert [cell["cell_id"] for cell in written["cells"]] == [f"cell{n}" for n in range(1, number + 1)]
+    LaunchTimes(folder, LAUNCH, STARTED).add("cell", {})
+    assert len(folder.launch_times()) == 2
 
 
 def test_parts_sum_to_the_total(clock, folder):
@@ -252,12 +247,6 @@ def test_parts_sum_to_the_total(clock, folder):
     assert [cell["other_s"] for cell in written["cells"]] == [1.5, 4.0, 8.0]
     in_cells = sum(value for cell in written["cells"] for key, value in cell.items() if key != "cell_id")
     assert written["start_up_s"] + in_cells == written["total_s"] == 7.5 + 3 * 8
-
-
-def test_every_launch_has_a_file_of_its_own(clock, folder):
-    for _ in range(2):
-        LaunchTimes(folder, LAUNCH, STARTED).add("cell", {})
-    assert len(folder.launch_times()) == 2
 
 
 def test_command_counts_what_is_outside_of_its_launches(clock, folder, monkeypatch):
@@ -305,3 +294,58 @@ def test_further_repeats_of_one_command_know_that_the_first_was_checked(folder, 
     folder.write_run(RunRecord("a" * 12, 0, cell, state=state, launch=launch))
     environ = {} if began is None else {COMMAND_VARIABLE: began}
     assert checked_by_command(folder, RunRecord("a" * 12, 1, cell), environ) == is_checked
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def progress(stream: io.StringIO, clock: SimpleNamespace) -> LineProgress:
+    return LineProgress(stream, lambda: clock.now_s)
+
+
+@pytest.mark.parametrize(("num_done", "num_left", "seconds"), [(3, 2, 40), (0, 2, None), (3, 0, 0)])
+def test_rest_takes_as_long_per_run_as_what_is_done_in_a_minute(num_done, num_left, seconds):
+    assert remaining_s(60, num_done, num_left) == seconds
+
+
+class TestLines:
+    def test_line_comes_every_half_minute(self, progress, stream, clock):
+        for _ in range(120):
+            progress.update(0, 10, "2 workers")
+            clock.now_s += 1
+        assert stream.getvalue().splitlines() == ["0/10 runs, 2 workers, unknown time left"] * 3
+
+    @pytest.mark.parametrize(("before", "after", "total", "took_s", "said"), [
+        (0, 4, 10, 90, "4/10 runs, 2 workers: mlp, ring, 2:15 left"),
+        (6, 8, 10, 40, "8/10 runs, 2 workers: mlp, ring, 0:40 left"),  # no pace of what was over at the start
+        (0, 1, 3, 3605, "1/3 runs, 2 workers: mlp, ring, 120:10 left"),  # hours are minutes
+    ])  # fmt: skip
+    def test_line_says_what_is_under_way_and_how_long_it_will_take(
+        self, progress, stream, clock, before, after, total, took_s, said
+    ):
+        progress.update(before, total, "2 workers: mlp, ring")
+        clock.now_s += took_s
+        progress.update(after, total, "2 workers: mlp, ring")
+        assert stream.getvalue() == f"{said}\n"
+
+    def test_what_a_person_should_read_comes_at_once(self, progress, stream):
+        progress.say("launch of 2 workers ended with exit code 1")
+        assert stream.getvalue() == "launch of 2 workers ended with exit code 1\n"
+
+
+def test_stream_that_is_no_terminal_gets_lines(stream):
+    with progress_for(stream) as progress:
+        assert isinstance(progress, LineProgress)
+
+
+def test_terminal_gets_a_bar_that_takes_the_same_calls(monkeypatch, stream):
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    with progress_for(stream) as progress:
+        progress.update(0, 4, "2 workers")
+        progress.update(2, 4, "2 workers")
+        progress.say("[rank0]: no such file [/tmp/x]")
+    assert "[rank0]: no such file [/tmp/x]" in stream.getvalue()
+    assert "2/4" in stream.getvalue()

@@ -35,8 +35,6 @@ TRAINED = replace(TIMED, **OF_TRAINING, warmup=None, iterations=None, profiled_i
 
 
 class Noting(nn.Sequential):
-    """Notes the random state at each of its steps."""
-
     seen: ClassVar[list[torch.Tensor]] = []
 
     def __init__(self, shape: DataShape) -> None:
@@ -68,7 +66,6 @@ noting = Model("noting", Noting, None, "digits", "these tests", {})
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[TorchGroup]:
-    """A group of this process alone, by Gloo."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -176,11 +173,9 @@ class TestMatrixRate:
         run(runner, group, replace(TIMED, precision="bf16"))
         assert asked == ["float32", "bf16"]
         assert run(runner, group, TRAINED)[1].matrix_rate is None
-
-    def test_a_run_has_a_rate_of_this_machine(self, runner, group, monkeypatch):
         monkeypatch.setattr(loaded, "matrix_rate", matrix_rate)
-        rate = run(runner, group, TIMED)[1].matrix_rate
-        assert rate["low"] <= rate["flops_per_s"] <= rate["high"]
+        rate = run(CellRunner(torch.device("cpu")), group, TIMED)[1].matrix_rate
+        assert rate["low"] <= rate["flops_per_s"] <= rate["high"], "of this machine"
         assert rate["size"] in matrix_sizes(on_gpus=False)
 
 
@@ -233,12 +228,8 @@ class TestDataThatDoesNotFit:
         assert row["step_losses"] == expected
         assert summary.data_in_host_memory
         assert summary.checksums
-
-    def test_timed_cells_have_the_note_too(self, runner, group, fail):
-        fail(count=1000)
         rows, summary = run(runner, group, TIMED)
-        assert rows
-        assert summary.data_in_host_memory
+        assert (bool(rows), summary.data_in_host_memory) == (True, True)
 
     def test_data_of_other_cells_make_room_first(self, runner, group, fail):
         shape = {"input_shape": [4], "num_classes": 3}
@@ -264,11 +255,7 @@ class TestTimedCell:
         assert len(warmup) == summary.warmup_iterations >= 10
         assert len(split) == PROFILED_SETTLING + 4
         assert rows == [*warmup, *(row for row in rows if not (row["warmup"] or row["profiled"])), *split]
-
-    def test_split_steps_know_their_phases(self, ran):
-        rows, *_ = ran
-        phases = [phase for phase, *_ in rows[-1]["spans"]]
-        assert phases == ["input", "forward", "backward", "update"]
+        assert [phase for phase, *_ in split[-1]["spans"]] == ["input", "forward", "backward", "update"]
 
     def test_summary_says_how_it_went(self, ran):
         _, summary, seconds = ran
@@ -290,15 +277,14 @@ class TestTimedCell:
             run(runner, group, replace(TIMED, aggregator="rings"))
         assert runner.seconds == {}
 
-    def test_loader_hands_out_the_batches_to_any_step(self, runner, group):
-        rows, _ = run(runner, group, replace(TIMED, input_placement="loader", loader_workers=1))
-        assert "input" in [phase for phase, *_ in rows[-1]["spans"]]
-
-    def test_loaders_workers_end_before_cycles_are_collected(self, runner, group, monkeypatch):
+    def test_loader_hands_out_batches_to_any_step_and_its_workers_end_before_cycles_are_collected(
+        self, runner, group, monkeypatch
+    ):
         # A collection closes their queues first, and each is waited for in vain for five seconds.
         left: list[Any] = []
         monkeypatch.setattr(gc, "collect", lambda: left.extend(multiprocessing.active_children()))
-        run(runner, group, replace(TIMED, input_placement="loader", loader_workers=2))
+        rows, _ = run(runner, group, replace(TIMED, input_placement="loader", loader_workers=2))
+        assert "input" in [phase for phase, *_ in rows[-1]["spans"]]
         assert left == []
 
 

@@ -19,7 +19,6 @@ from tests.test_reference_results import REFERENCE
 
 
 def problems(**changes: Any) -> str:
-    """What is said of it."""
     with pytest.raises(StudyError) as caught:
         made_study(**changes)
     message = str(caught.value)
@@ -32,39 +31,31 @@ class TestWhatIsAllowed:
         (part,) = made_study().parts
         assert isinstance(part, IterationPart)
         assert (part.kind, part.step, part.repeats, part.device) == ("iteration", ["eager"], 1, "auto")
-        assert (part.optimizer, part.accumulate, part.wire) == (["sgd"], [1], ["float32"])
-        assert part.seed == [0]
+        assert (part.optimizer, part.accumulate, part.wire, part.seed) == (["sgd"], [1], ["float32"], [0])
 
-    def test_axis_may_be_one_value_or_several(self):
-        (part,) = made_study(world_sizes=2, seed=7, workloads=[{**WORKLOAD, "global_batch": [32, 64]}]).parts
+    def test_axis_may_be_one_value_or_several_and_a_component_a_name_or_a_mapping_with_parameters(self):
+        workload = {**WORKLOAD, "global_batch": [32, 64]}
+        aggregators = ["ring", {"name": "one_bit", "threshold": "mean"}]
+        (part,) = made_study(world_sizes=2, seed=7, workloads=[workload], aggregators=aggregators).parts
         assert (part.world_sizes, part.seed, part.workloads[0].global_batch) == ([2], [7], [32, 64])
-
-    def test_component_may_be_a_name_or_a_mapping_with_parameters(self):
-        (part,) = made_study(aggregators=["ring", {"name": "one_bit", "threshold": "mean"}]).parts
         expected = [("ring", {}), ("one_bit", {"threshold": "mean"})]
         assert [(one.name, one.parameters) for one in part.aggregators] == expected
 
-    def test_keys_beside_parts_are_defaults_of_every_part(self):
-        parts = made_study(repeats=3, parts=[{}, {"repeats": 5}]).parts
-        assert [part.repeats for part in parts] == [3, 5]
-
-    def test_key_of_one_kind_is_inherited_by_parts_of_that_kind_alone(self):
-        parts = made_study(epochs=4, warmup=2, parts=[{"kind": "iteration"}, {"kind": "convergence"}]).parts
-        assert (parts[0].warmup, parts[1].epochs) == (2, 4)
-        assert isinstance(parts[1], ConvergencePart)
+    def test_keys_beside_parts_are_defaults_of_every_part_and_those_of_one_kind_of_that_kind_alone(self):
+        parts = [{"kind": "iteration"}, {"kind": "convergence", "repeats": 5}]
+        first, second = made_study(repeats=3, epochs=4, warmup=2, parts=parts).parts
+        assert (first.repeats, second.repeats, first.warmup, second.epochs) == (3, 5, 2, 4)
+        assert isinstance(second, ConvergencePart)
 
     def test_workload_may_be_the_first_available_of_several(self):
         (part,) = made_study(workloads=[{"first_available": [WORKLOAD, WORKLOAD]}]).parts
         assert isinstance(part.workloads[0], Alternatives)
         assert len(part.workloads[0].first_available) == 2
 
-    def test_weak_scaling_takes_a_local_batch(self):
+    def test_weak_scaling_takes_a_local_batch_and_a_number_that_yaml_takes_for_a_text_is_a_number(self):
         workload = {"model": "mlp", "dataset": "digits", "local_batch": 8}
-        (part,) = made_study(scaling="weak", workloads=[workload]).parts
-        assert part.workloads[0].local_batch == [8]
-
-    def test_number_that_yaml_takes_for_a_text_is_a_number(self):
-        assert made_study(learning_rate="1e-3").parts[0].learning_rate == 1e-3
+        (part,) = made_study(scaling="weak", workloads=[workload], learning_rate="1e-3").parts
+        assert (part.workloads[0].local_batch, part.learning_rate) == ([8], 1e-3)
 
 
 class TestUnknownKeys:
@@ -92,30 +83,29 @@ class TestUnknownKeys:
         assert f"unknown key 'parts.0.{key}'" in problems(parts=[{key: []}])
         assert f"unknown key 'workloads.0.{key}'" in problems(workloads=[{**WORKLOAD, key: 1}])
 
-    def test_key_of_another_kind_says_so(self):
-        expected = "key 'epochs' belongs to kind: convergence; leave it out, or change the part's kind"
-        assert expected in problems(epochs=3)
-        message = problems(parts=[{"kind": "convergence", "warmup": 1}])
-        assert "key 'parts.0.warmup' belongs to kind: iteration" in message
-
-    @pytest.mark.parametrize(("key", "value"), [("epochs", 3), ("target_accuracy", 0.9)])
-    def test_workloads_key_of_another_kind_says_so(self, key, value):
-        message = problems(workloads=[{**WORKLOAD, key: value}])
-        assert f"key 'workloads.0.{key}' belongs to kind: convergence" in message
+    @pytest.mark.parametrize(("changes", "said"), [
+        ({"epochs": 3}, "key 'epochs' belongs to kind: convergence; leave it out, or change the part's kind"),
+        ({"parts": [{"kind": "convergence", "warmup": 1}]},
+         "key 'parts.0.warmup' belongs to kind: iteration"),
+        *(({"workloads": [{**WORKLOAD, key: value}]},
+           f"key 'workloads.0.{key}' belongs to kind: convergence")
+          for key, value in (("epochs", 3), ("target_accuracy", 0.9))),
+    ])  # fmt: skip
+    def test_key_of_another_kind_says_so(self, changes, said):
+        assert said in problems(**changes)
 
 
 class TestMissingKeys:
-    @pytest.mark.parametrize("key", ["name", "workloads", "aggregators", "world_sizes"])
-    def test_key_that_is_missing_is_named(self, key):
-        assert f"key '{key}' is missing" in problems(**{key: ABSENT})
-
-    def test_scaling_is_never_implied(self):
-        said = "key 'scaling' is missing (strong keeps the global batch, weak the local batch)"
-        assert said in problems(scaling=ABSENT)
-
-    def test_nested_key_that_is_missing_is_named_with_its_place(self):
-        workload = {"model": "mlp", "global_batch": 3}
-        assert "key 'parts.0.workloads.0.dataset' is missing" in problems(parts=[{"workloads": [workload]}])
+    @pytest.mark.parametrize(("changes", "key"), [
+        *(({key: ABSENT}, f"'{key}' is missing")
+          for key in ("name", "workloads", "aggregators", "world_sizes")),
+        ({"scaling": ABSENT},
+         "'scaling' is missing (strong keeps the global batch, weak the local batch)"),  # never implied
+        ({"parts": [{"workloads": [{"model": "mlp", "global_batch": 3}]}]},
+         "'parts.0.workloads.0.dataset' is missing"),
+    ])  # fmt: skip
+    def test_key_that_is_missing_is_named_with_its_place(self, changes, key):
+        assert f"key {key}" in problems(**changes)
 
     def test_all_that_is_wrong_is_said_at_once(self):
         message = problems(workloads=ABSENT, repeets=1, world_sizes=[0])
@@ -178,10 +168,8 @@ class TestValues:
         assert f"name {name!r:.60} is not allowed; use letters, digits" in problems(name=name)
 
     @pytest.mark.parametrize("parts", [[], 3, {"kind": "iteration"}, None])
-    def test_parts_must_be_a_list(self, parts):
+    def test_parts_must_be_a_list_of_mappings(self, parts):
         assert "'parts' must be a list of parts" in problems(parts=parts)
-
-    def test_part_must_be_a_mapping(self):
         assert "parts.1 must be a mapping of keys" in problems(parts=[{}, "iteration"])
 
     @pytest.mark.parametrize("raw", [None, [], "text", 3])
@@ -201,11 +189,9 @@ class TestBatchRule:
         message = problems(scaling=scaling, workloads=[{"model": "mlp", "dataset": "digits", **batches}])
         said = f"workloads.0: scaling: {scaling} keeps the {wanted} constant over world sizes, so the "
         assert f"{said}workload needs {wanted} and must not have {other}" in message
-
-    def test_alternatives_are_checked_too(self):
-        wrong = {"model": "mlp", "dataset": "digits", "local_batch": 8}
-        message = problems(parts=[{"workloads": [{"first_available": [WORKLOAD, wrong]}]}])
-        assert "parts.0.workloads.0: scaling: strong" in message
+        wrong = {"model": "mlp", "dataset": "digits", **batches}
+        message = problems(scaling=scaling, parts=[{"workloads": [{"first_available": [wrong]}]}])
+        assert f"parts.0.workloads.0: scaling: {scaling}" in message, "alternatives are checked too"
 
 
 CHECK = jsonschema.Draft202012Validator(editor_schema())
@@ -217,14 +203,12 @@ def test_editors_get_a_schema_and_it_is_printed(call):
     assert (code, json.loads(out)) == (0, editor_schema())
 
 
-@pytest.mark.parametrize("name", shipped_studies())
-def test_editors_schema_takes_shipped_studies(name):
-    CHECK.validate(yaml.safe_load(shipped_studies()[name]))
-
-
-@pytest.mark.parametrize("name", ["mnist-4xh200", "converge-fcn-2xh200"])
-def test_editors_schema_takes_a_written_study(name):
-    CHECK.validate(yaml.safe_load((REFERENCE / name / "study.yaml").read_text()))
+@pytest.mark.parametrize("text", [
+    *shipped_studies().values(),
+    *((REFERENCE / name / "study.yaml").read_text() for name in ("mnist-4xh200", "converge-fcn-2xh200")),
+], ids=lambda text: text[:30])  # fmt: skip
+def test_editors_schema_takes_shipped_and_written_studies(text):
+    CHECK.validate(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize(("keys", "is_taken"), [

@@ -38,6 +38,9 @@ def problem(machine: AvailableMachine = TWO_GPUS, **changes: Any) -> str:
 class TestWorldSizes:
     def test_only_world_sizes_beyond_the_gpus_share_them_and_as_few_as_possible(self):
         assert shares(workers_per_gpu=4) == {1: None, 2: None, 4: 2}
+        notes = resolved(workers_per_gpu=2).notes
+        assert any("world size 4 on 2 GPUs: up to 2 workers share one" in note for note in notes)
+        assert not any("share" in note for note in resolved(AvailableMachine(4, 8), workers_per_gpu=2).notes)
         assert shares(AvailableMachine(1, 8), workers_per_gpu=4) == {1: None, 2: 2, 4: 4}
         assert shares(AvailableMachine(3, 8), workers_per_gpu=4) == {1: None, 2: None, 4: 2}
         assert shares(AvailableMachine(4, 8), workers_per_gpu=4) == {1: None, 2: None, 4: None}
@@ -67,22 +70,14 @@ class TestWorldSizes:
         assert {cell.workers_per_gpu for cell in study.trained} == {None}
         assert any("workers_per_gpu changes nothing on the CPU" in note for note in study.notes)
 
-    def test_what_was_decided_is_noted(self):
-        notes = resolved(workers_per_gpu=2).notes
-        assert any("world size 4 on 2 GPUs: up to 2 workers share one" in note for note in notes)
-        assert not any("share" in note for note in resolved(AvailableMachine(4, 8), workers_per_gpu=2).notes)
-
 
 class TestIdentity:
     def test_cells_are_the_same_where_nothing_is_shared(self):
         for changes in ({"device": "cpu"}, {"world_sizes": [1, 2]}):
             plain, keyed = resolved(**changes), resolved(workers_per_gpu=4, **changes)
             assert list(plain.cells) == list(keyed.cells)
-
-    def test_a_key_that_is_absent_leaves_the_id_as_it_was_before_there_was_one(self):
         (cell,) = cells(AvailableMachine(4, 8), world_sizes=[4])
-        identity = asdict(cell)
-        assert identity.pop("workers_per_gpu") is None
+        assert cell.workers_per_gpu is None
         assert replace(cell, workers_per_gpu=2).id != cell.id
 
     def test_peer_access_is_no_axis_of_workers_that_share(self):
@@ -94,8 +89,6 @@ class TestIdentity:
         assert {cell.threads for cell in cells(world_sizes=[2])} == {12}
         assert {cell.threads for cell in cells(workers_per_gpu=2)} == {6}
         assert {cell.threads for cell in cells(workers_per_gpu=2, threads=5)} == {5}
-
-    def test_line_for_people_names_it(self):
         assert [c.describe() for c in cells(workers_per_gpu=2)][-1].endswith(", 2 workers a GPU")
 
 
@@ -111,9 +104,10 @@ class TestRules:
         found = resolved_study(TWO_GPUS, world_sizes=ABSENT, workers_per_gpu=2, parts=parts).trained
         assert {(c.kind, c.workers_per_gpu) for c in found} == {("iteration", None), ("convergence", 2)}
 
-    def test_captured_steps_need_a_gpu_a_worker(self):
+    def test_captured_steps_need_a_gpu_a_worker_and_overlapped_ones_may_share(self):
         assert "step: captured needs a GPU a worker" in problem(workers_per_gpu=2, step="captured")
         assert cells(workers_per_gpu=2, step="captured", world_sizes=[1, 2])
+        assert shares(workers_per_gpu=2, step="overlapped") == {1: None, 2: None, 4: 2}
 
     @pytest.mark.parametrize(("aggregator", "why"), [
         ({"name": "ring", "transport": "peer_memory"}, "it reads other GPUs' memory"),
@@ -124,9 +118,6 @@ class TestRules:
     def test_aggregators_that_need_one_are_refused_with_the_reason(self, aggregator, why):
         assert why in problem(workers_per_gpu=2, aggregators=[aggregator])
         assert cells(workers_per_gpu=2, aggregators=[aggregator], world_sizes=[2])
-
-    def test_overlapped_steps_may_share(self):
-        assert shares(workers_per_gpu=2, step="overlapped") == {1: None, 2: None, 4: 2}
 
     @pytest.mark.parametrize("value", [0, -1, True, 1.5, "auto"])
     def test_it_is_a_number_of_workers(self, value):
@@ -139,32 +130,27 @@ class TestLaunch:
         assert sharing == {1: None, 2: None, 4: 2}
         (cell,) = cells(workers_per_gpu=2, world_sizes=[4])
         assert asdict(Settings.of(cell))["workers_per_gpu"] == 2
+        places = [[gpu_of(rank, sharing) for rank in range(4)] for sharing in (2, 4, None)]
+        assert places == [[0, 0, 1, 1], [0] * 4, [0, 1, 2, 3]], "neighbours share a GPU"
+        assert [num_gpus_used(size, 2) for size in (3, 4, 5)] == [2, 2, 3]
         assert described(cell.to_dict()) == "4 workers on 2 GPUs"
         assert "seconds and joules are not those of 4 GPUs" in sharing_note(cell.to_dict())
 
-    def test_neighbours_share_a_gpu(self):
-        assert [gpu_of(rank, 2) for rank in range(4)] == [0, 0, 1, 1]
-        assert [gpu_of(rank, 4) for rank in range(4)] == [0] * 4
-        assert [gpu_of(rank, None) for rank in range(4)] == [0, 1, 2, 3]
-        assert [num_gpus_used(size, 2) for size in (3, 4, 5)] == [2, 2, 3]
-
     @pytest.mark.parametrize(("sharing", "visible", "gpus"), [(2, 2, [0, 0, 1, 1]), (4, 1, [0] * 4)])
-    def test_a_rank_gets_its_gpu(self, monkeypatch, sharing, visible, gpus):
+    def test_a_rank_gets_its_gpu_and_where_there_are_too_few_the_key_is_named(
+        self, monkeypatch, sharing, visible, gpus
+    ):
         taken = []
         monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
         monkeypatch.setattr("torch.cuda.set_device", taken.append)
         launch = Launch(Settings(4, "cuda", 1, True, workers_per_gpu=sharing), 0, [])
         devices = [_device(launch, RankInfo(rank, rank, 4, 4, "test")) for rank in range(4)]
         assert taken == [device.index for device in devices] == gpus
-
-    @pytest.mark.parametrize(
-        ("sharing", "needs"), [(None, "its own GPU"), (2, "GPU 1, with 2 workers a GPU")]
-    )
-    def test_too_few_gpus_name_the_key(self, monkeypatch, sharing, needs):
         monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-        launch = Launch(Settings(4, "cuda", 1, True, workers_per_gpu=sharing), 0, [])
-        with pytest.raises(LaunchError, match=rf"{needs}; 1 are visible .*workers_per_gpu"):
-            _device(launch, RankInfo(3, 3, 4, 4, "test"))
+        for of_gpu, needs in ((None, "its own GPU"), (2, "GPU 1, with 2 workers a GPU")):
+            launch = Launch(Settings(4, "cuda", 1, True, workers_per_gpu=of_gpu), 0, [])
+            with pytest.raises(LaunchError, match=rf"{needs}; 1 are visible .*workers_per_gpu"):
+                _device(launch, RankInfo(3, 3, 4, 4, "test"))
 
     def test_a_plan_knows_that_sharing_takes_longer(self):
         (shared,) = cells(workers_per_gpu=2, world_sizes=[4])

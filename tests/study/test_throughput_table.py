@@ -46,13 +46,19 @@ def rows(out):
         return {int(row["world_size"]): row for row in csv.DictReader(file)}
 
 
-def test_repeats_have_steps_speedups_efficiencies_and_intervals(imported):
+def test_repeats_have_steps_and_intervals_and_the_page_says_whose_numbers_they_are(imported):
     out, _ = imported(REPEATED, "--batch", "64")
     four = rows(out)[4]
     assert float(four["iteration_s"]) == pytest.approx(256 / 930.2, rel=0.01)
     assert float(four["speedup"]) == pytest.approx(930.2 / 243.1, rel=0.01)
     assert float(four["parallel_efficiency"]) == pytest.approx(930.2 / 243.1 / 4, rel=0.01)
     assert float(four["iteration_s_low"]) < float(four["iteration_s"]) < float(four["iteration_s_high"])
+    assert "2 same within" in run("compare", out, out)
+    page = (out / "report.html").read_text()
+    said = "Nothing here was measured by this tool: the throughputs are those of <code>resnet50.csv</code>"
+    assert said in page
+    assert "scaling run" not in page
+    assert "Warm-up steps are stored" not in page
 
 
 def test_one_value_has_no_interval_and_that_is_said(imported):
@@ -70,24 +76,12 @@ def test_one_value_has_no_interval_and_that_is_said(imported):
     assert "Aggregator: as imported" in said
 
 
-def test_folder_compares_with_itself(imported):
-    out, _ = imported(REPEATED, "--batch", "64")
-    assert "2 same within" in run("compare", out, out)
-
-
 def test_further_gpus_are_predicted_where_the_models_size_is_known(imported):
     out, _ = imported(REPEATED, "--batch", "64", "--parameters", "25557032")
     found = json.loads(run("predict", out, "--topology", "hgx-h100", "--world-sizes", "4,8", "--json"))
     four, eight = (row["iteration_s"] for row in found)
     assert four == pytest.approx(256 / 930.2, rel=0.06)
     assert 64 / 243 < eight < 1.3 * four
-
-
-def test_all_sizes_of_the_table_are_predicted_without_being_named(imported):
-    text = "GPUs,images_per_sec\n1,243\n2,460\n4,930\n"
-    out, _ = imported(text, "--batch", "64", "--parameters", "25557032")
-    found = json.loads(run("predict", out, "--topology", "hgx-h100", "--json"))
-    assert [row["world_size"] for row in found] == [2, 4]
 
 
 def test_without_the_models_size_nothing_is_predicted_and_that_is_said(imported):
@@ -119,13 +113,3 @@ def test_other_tables_are_refused_by_line(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(StudyError, match=message):
         read_table(path)
-
-
-def test_page_of_an_imported_table_says_whose_the_numbers_are_and_offers_no_run(imported):
-    folder, _ = imported(REPEATED)
-    run("report", folder)
-    page = (folder / "report.html").read_text()
-    said = "Nothing here was measured by this tool: the throughputs are those of <code>resnet50.csv</code>"
-    assert said in page
-    assert "scaling run" not in page
-    assert "Warm-up steps are stored" not in page

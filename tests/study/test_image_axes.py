@@ -1,4 +1,4 @@
-"""`augmentation` of timed cells: what a study says of it, whose cells it makes, and what their steps see."""
+"""`augmentation` and `memory_format` of cells: what a study says of them, and what steps see."""
 
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from scaling.workloads.base import DataShape, Model, Split
 from scaling.workloads.registry import create_dataset
 from scaling.workloads.sampling import crop_and_flip, epoch_batches, epoch_variations
 from tests.made import ABSENT, CPU, GPUS, WORKLOAD, made_cells, made_study, problem_of, resolved_study
-from tests.study.test_run_cell import TIMED, group, run, runner  # noqa: F401
+from tests.study.test_run_cell import TIMED, TRAINED, group, losses, run, runner  # noqa: F401  # noqa: F401
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 DIGITS = {**WORKLOAD, "global_batch": 32}
@@ -31,17 +31,15 @@ study, cells, problem = partial(made_study, **BASE), partial(made_cells, **BASE)
 
 
 class TestKey:
-    def test_none_is_what_cells_were_before(self):
-        (plain,), (said,) = cells(), cells(augmentation="none")
-        assert (plain.augmentation, said.augmentation) == (None, None)
+    def test_none_is_what_cells_were_before_and_standard_is_another_cell_that_says_so(self):
+        (plain,), (said,), (augmented,) = (
+            cells(),
+            *(cells(augmentation=one) for one in ("none", "standard")),
+        )
+        assert (plain.augmentation, said.augmentation, augmented.augmentation) == (None, None, "standard")
         older = plain.to_dict()
         del older["augmentation"]
-        assert plain.id == said.id == Cell(**older).id
-
-    def test_standard_is_another_cell_that_says_so(self):
-        (plain,), (augmented,) = cells(), cells(augmentation="standard")
-        assert augmented.augmentation == "standard"
-        assert augmented.id != plain.id
+        assert plain.id == said.id == Cell(**older).id != augmented.id
         assert augmented.describe() == f"{plain.describe()}, augmentation standard"
 
     @pytest.mark.parametrize(("of_part", "of_workload"), [("standard", "none"), ("none", "standard")])
@@ -49,21 +47,16 @@ class TestKey:
         own, other = {**DIGITS, "augmentation": of_workload}, {**DIGITS, "global_batch": 64}
         found = [cell.augmentation or "none" for cell in cells(workloads=[own, other], augmentation=of_part)]
         assert found == [of_workload, of_part]
-
-    def test_one_of_the_alternatives_has_its_own(self):
         choice = {"first_available": [{**DIGITS, "augmentation": "standard"}]}
         assert [cell.augmentation for cell in cells(workloads=[choice])] == ["standard"]
 
-    def test_parts_of_both_kinds_take_it_from_beside_them(self):
+    def test_parts_of_both_kinds_and_both_cells_of_an_a_a_pair_have_it(self):
         parts = [{"kind": "iteration", "noise_pair": False}, {"kind": "convergence"}]
         own = cells(augmentation="standard", parts=parts, noise_pair=ABSENT)
         kinds = [("iteration", "standard"), ("convergence", "standard")]
         assert [(one.kind, one.augmentation) for one in own] == kinds
-
-    def test_both_cells_of_an_a_a_pair_have_it(self):
-        found = resolved_study(**{**BASE, "augmentation": "standard", "noise_pair": True}).trained
-        pair = [(0, "standard"), (1, "standard")]
-        assert [(cell.aa_replicate, cell.augmentation) for cell in found] == pair
+        pair = resolved_study(**{**BASE, "augmentation": "standard", "noise_pair": True}).trained
+        assert [(cell.aa_replicate, cell.augmentation) for cell in pair] == [(0, "standard"), (1, "standard")]
 
     @pytest.mark.parametrize("model", ["fcn-s", "lstm"], ids=["vectors", "tokens"])
     def test_data_that_are_no_images_are_refused(self, model):
@@ -73,17 +66,15 @@ class TestKey:
         assert "use augmentation: none" in said
         assert problem(workloads=[{**workload, "augmentation": "standard"}]) == said
 
-    def test_other_values_and_parts_without_a_model_are_refused(self):
-        assert "augmentation is 'more'" in problem(augmentation="more")
-        links = {"name": "links", "kind": "transfer", "world_sizes": 2, "augmentation": "standard"}
-        with pytest.raises(StudyError, match="'augmentation' belongs to kind: iteration or convergence"):
+    @pytest.mark.parametrize(("key", "value", "said"), [
+        ("augmentation", "standard", "augmentation is 'more'"),
+        ("memory_format", "channels_last", "memory_format.0 is 'more'"),
+    ])  # fmt: skip
+    def test_other_values_and_parts_without_a_model_are_refused(self, key, value, said):
+        assert said in problem(**{key: "more"})
+        links = {"name": "links", "kind": "transfer", "world_sizes": 2, key: value}
+        with pytest.raises(StudyError, match=f"'{key}' belongs to kind: iteration or convergence"):
             parse_study(links, "my.yaml")
-
-    @pytest.mark.parametrize("key", [{"schedule": "cosine"}, {"epochs": 3}])
-    def test_the_rest_of_a_recipe_is_refused_as_before(self, key):
-        (name,) = key
-        with pytest.raises(StudyError, match=f"workloads.0.{name}' belongs to kind: convergence"):
-            study(workloads=[{**DIGITS, **key}])
 
 
 @pytest.mark.parametrize(
@@ -133,8 +124,6 @@ def test_shipped_studies_time_the_steps_that_they_train(name):
 
 
 class Seeing(nn.Sequential):
-    """Keeps the inputs of its forward passes."""
-
     seen: ClassVar[list[torch.Tensor]] = []
 
     def __init__(self, shape: DataShape) -> None:
@@ -200,3 +189,79 @@ class TestSteps:
         _, rows = seen(runner, group, augmentation="standard")
         phases = [phase for phase, *_ in rows[-1]["spans"]]
         assert phases[:3] == ["input", "input", "forward"]
+
+
+RESNET = {"model": "resnet-56", "dataset": "synthetic", "global_batch": 4}
+IMAGES = {"workloads": [RESNET]}
+BOTH = ["contiguous", "channels_last"]
+SYNTHETIC = {"dataset": "synthetic", "dataset_parameters": {"input_shape": None, "num_classes": None}}
+CELL = {
+    **TRAINED.to_dict(),
+    **{"model": "resnet-56", "model_parameters": {}, **SYNTHETIC},
+    **{"learning_rate": 0.01, "local_batch": 4, "global_batch": 4},
+}
+
+
+@pytest.mark.quality
+class TestMemoryFormat:
+    def test_it_expands_in_both_kinds_and_contiguous_is_what_cells_were_before(self):
+        first, second = cells(**IMAGES, memory_format=BOTH)
+        assert (first.memory_format, second.memory_format) == (None, "channels_last")
+        assert [cell.id for cell in cells(**IMAGES)] == [
+            cell.id for cell in cells(**IMAGES, memory_format="contiguous")
+        ]
+        assert first.id == cells(**IMAGES)[0].id != second.id
+        assert "channels_last" in second.describe()
+        assert "contiguous" not in first.describe()
+        trained = cells(**IMAGES, kind="convergence", memory_format=BOTH, noise_pair=ABSENT)
+        assert [cell.memory_format for cell in trained] == [None, "channels_last"]
+
+
+@pytest.mark.quality
+class TestRefused:
+    @pytest.mark.parametrize("name", ["fcn-r", "lstm"])
+    def test_networks_that_convolve_nothing(self, name):
+        other = {"model": name, "dataset": "synthetic", "global_batch": 4}
+        said = problem(workloads=[RESNET, other], memory_format=BOTH)
+        assert "memory_format: channels_last" in said
+        assert f"{name} on synthetic has" in said
+        assert "use memory_format: contiguous" in said
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("name", ["steps-4xh200", "converge-alexnet-2xh200", "compression-2xh200"])
+def test_cells_of_committed_results_keep_their_ids(name):
+    records = ResultsFolder(REFERENCE / name).runs()
+    assert records
+    for record in records:
+        assert Cell(**record.cell).id == record.cell_id
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("step", ["eager", "overlapped"])
+def test_training_is_the_same_to_rounding(runner, group, step):  # noqa: F811
+    """Losses of steps behind the first one, whose update they see; a forward pass says the order it had."""
+    seen: list[bool] = []
+
+    def noted(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, torch.nn.Conv2d) and not given[0].is_meta:  # meta: operations are counted
+            seen.append(given[0].is_contiguous(memory_format=torch.channels_last))
+
+    def trained(memory_format: str | None) -> list[float]:
+        seen.clear()
+        values = {**CELL, "step": step, "memory_format": memory_format}
+        if step == "overlapped":
+            values["bucket_mb"] = 25.0
+        handle = torch.nn.modules.module.register_module_forward_pre_hook(noted)
+        try:
+            return losses(runner, group, Cell(**values))
+        finally:
+            handle.remove()
+
+    contiguous = trained(None)
+    assert not any(seen)
+    last = trained("channels_last")
+    assert all(seen)
+    assert len(last) == len(contiguous) > 2
+    assert last[:2] == pytest.approx(contiguous[:2], rel=1e-5)
+    assert contiguous[0] != contiguous[1]
