@@ -81,52 +81,30 @@ ASKED = {
 
 @dataclass(frozen=True)
 class Content:
-    """All that a report says.
+    """All that a report says."""
 
-    Attributes:
-        name: the study's.
-        folder: the results folder's path, as commands name it.
-        findings: what was found, the most important first.
-        verdicts: the answers by workload, the first one the page's.
-        answer: what terminal, page and Markdown begin with.
-        blocks: what belongs to each workload; the first one is that of the first answer.
-        sections: all figures and tables; of the page those that belong to no workload.
-        wall_time: how the time divided; None where that was not recorded.
-        script_answer: what `scaling attach` found about a script; empty for other studies.
-        notes, cell_notes: of the study, and of its cells.
-        failed: rows of failed cells.
-        states: state -> cells, of those that are not failed.
-        num_cells: of the study.
-        environment: (dotted path, text); None where it was not recorded.
-        machine: its GPUs, or its processor; "" where that was not recorded.
-        aggregators: name -> description of those in the study.
-        settings: what the settings mean in which its cells differ.
-        imported: the table that `scaling import-table` made the folder of; "" where the folder is measured.
-        can_run: `scaling run` takes its study.yaml.
-        question: what the study asks (`scaling.analysis.questions`).
-    """
-
-    name: str
-    folder: str
-    findings: list[Sentence]
-    verdicts: Sequence[Finding]
-    answer: Answer
-    blocks: list[Block]
-    sections: list[Section]
-    wall_time: str | None
-    script_answer: list[str]
-    notes: list[str]
+    name: str  # the study's
+    folder: str  # the results folder's path, as commands name it
+    findings: list[Sentence]  # what was found, the most important first
+    verdicts: Sequence[Finding]  # the answers by workload, the first one the page's
+    answer: Answer  # what terminal, page and Markdown begin with
+    blocks: list[Block]  # what belongs to each workload; the first one is that of the first answer
+    sections: list[Section]  # all figures and tables; of the page those that belong to no workload
+    wall_time: str | None  # how the time divided; None where that was not recorded
+    script_answer: list[str]  # what `scaling attach` found about a script; empty for other studies
+    notes: list[str]  # notes, cell_notes: of the study, and of its cells
     cell_notes: list[str]
-    failed: list[Row]
-    states: dict[str, int]
-    num_cells: int
-    environment: list[tuple[str, str]] | None
-    machine: str = ""
-    aggregators: Mapping[str, str] = field(default_factory=dict)
-    settings: Sequence[str] = ()
+    failed: list[Row]  # rows of failed cells
+    states: dict[str, int]  # state -> cells, of those that are not failed
+    num_cells: int  # of the study
+    environment: list[tuple[str, str]] | None  # (dotted path, text); None where it was not recorded
+    machine: str = ""  # its GPUs, or its processor; "" where that was not recorded
+    aggregators: Mapping[str, str] = field(default_factory=dict)  # name -> description of those in the study
+    settings: Sequence[str] = ()  # what the settings mean in which its cells differ
+    # the table that `scaling import-table` made the folder of; "" where the folder is measured
     imported: str = ""
-    can_run: bool = True
-    question: str = "speedup"
+    can_run: bool = True  # `scaling run` takes its study.yaml
+    question: str = "speedup"  # what the study asks (`scaling.analysis.questions`)
 
     @property
     def title(self) -> str:
@@ -135,30 +113,21 @@ class Content:
 
 @dataclass(frozen=True)
 class Extras:
-    """What a report has besides the summary's own.
+    """What a report has besides the summary's own."""
 
-    Attributes:
-        tables, findings: of cells without a model, and of predictions; they stand behind the summary's.
-        remarks: (section, what is said there: what is left out, and why).
-        verdicts: the answers (`scaling.analysis.verdict`).
-        command: of the first one's next experiment, or of trainings with seeds; "" where there is none.
-        scatter: of the cells over launches.
-        headline: the answer of a study without verdicts, in a sentence.
-        lossy: ids of the cells with a lossy exchange.
-        answers: to the study's question (`scaling.analysis.questions`).
-        table: of an answer that is a headline; None where the headline is all.
-    """
-
+    # tables, findings: of cells without a model, and of predictions; they stand behind the summary's
     tables: list[Table] = field(default_factory=list)
     findings: list[Sentence] = field(default_factory=list)
+    # (section, what is said there: what is left out, and why)
     remarks: list[tuple[str, str]] = field(default_factory=list)
-    verdicts: Sequence[Finding] = ()
+    verdicts: Sequence[Finding] = ()  # the answers (`scaling.analysis.verdict`)
+    # of the first one's next experiment, or of trainings with seeds; "" where there is none
     command: str = ""
-    scatter: StudyScatter = field(default_factory=lambda: study_scatter({}))
-    headline: str = ""
-    lossy: Collection[str] = ()
-    answers: Sequence[Finding] = ()
-    table: Table | None = None
+    scatter: StudyScatter = field(default_factory=lambda: study_scatter({}))  # of the cells over launches
+    headline: str = ""  # the answer of a study without verdicts, in a sentence
+    lossy: Collection[str] = ()  # ids of the cells with a lossy exchange
+    answers: Sequence[Finding] = ()  # to the study's question (`scaling.analysis.questions`)
+    table: Table | None = None  # of an answer that is a headline; None where the headline is all
 
 
 def content_of(

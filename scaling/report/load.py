@@ -25,22 +25,16 @@ from scaling.store import ResultsFolder, Snapshot
 
 @dataclass(frozen=True)
 class Results:
-    """What a results folder has.
+    """What a results folder has."""
 
-    Attributes:
-        study: the resolved study.
-        environment: where it was measured; None where that was not recorded.
-        cells: one row a cell, the columns of summary.csv.
-        samples: one row a line of the samples of done runs: `cell_id`, `repeat`, `rank`, then what it has,
-            times in seconds. Results are made of steps that are `timed`: neither of the warm-up nor, in newer
-            folders, `profiled`, which have phases.
-        findings: one row each, verdicts first: `kind`, `cells` (ids), `text`, `values` (a dict, SI units).
-    """
-
-    study: dict[str, Any]
-    environment: dict[str, Any] | None
-    cells: pd.DataFrame
+    study: dict[str, Any]  # the resolved study
+    environment: dict[str, Any] | None  # where it was measured; None where that was not recorded
+    cells: pd.DataFrame  # one row a cell, the columns of summary.csv
+    # one row a line of the samples of done runs: `cell_id`, `repeat`, `rank`, then what it has, times in
+    # seconds. Results are made of steps that are `timed`: neither of the warm-up nor, in newer folders,
+    # `profiled`, which have phases
     samples: pd.DataFrame
+    # one row each, verdicts first: `kind`, `cells` (ids), `text`, `values` (a dict, SI units)
     findings: pd.DataFrame
 
 

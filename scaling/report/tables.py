@@ -18,49 +18,33 @@ Item = TypeVar("Item")  # what a row is made of
 
 @dataclass(frozen=True)
 class Column(Generic[Item]):
-    """A column, before there are rows.
+    """A column, before there are rows."""
 
-    Attributes:
-        header: on the page and in Markdown, with the unit; None: the column is in terminals alone.
-        text: what a row has there.
-        terminal: the header in a terminal, where room is short; None: the column is not there.
-        width: of a column of words in a terminal, which are folded; None: numbers, right-aligned.
-    """
-
-    header: str | None
-    text: Callable[[Item], str]
+    header: str | None  # on the page and in Markdown, with the unit; None: the column is in terminals alone
+    text: Callable[[Item], str]  # what a row has there
+    # the header in a terminal, where room is short; None: the column is not there
     terminal: str | None = None
+    # of a column of words in a terminal, which are folded; None: numbers, right-aligned
     width: int | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as page and Markdown show it.
+    """A table as page and Markdown show it."""
 
-    Attributes:
-        title, statistic: what is in it, and what its values are.
-        headings, rows: text.
-        remarks, warnings: what stands below it.
-        cells: of each row, the ids of the cells that it is made of; [] where rows are not of cells.
-        section: where it stands (`scaling.report.tables`).
-        source: the file that has the same values in full.
-        group: key of the comparable cells that it shows; "" where it shows none or several.
-        bounds: numbers of the rows that exchange nothing: a bound, not a choice.
-        best: numbers of the rows that the answer names.
-    """
-
-    title: str
+    title: str  # title, statistic: what is in it, and what its values are
     statistic: str
-    headings: Sequence[str]
+    headings: Sequence[str]  # headings, rows: text
     rows: list[list[str]]
-    remarks: Sequence[str] = ()
+    remarks: Sequence[str] = ()  # remarks, warnings: what stands below it
     warnings: Sequence[str] = ()
+    # of each row, the ids of the cells that it is made of; [] where rows are not of cells
     cells: list[list[str]] = field(default_factory=list)
-    section: str = "speedup"
-    source: str = "summary.csv"
-    group: str = ""
-    bounds: Collection[int] = ()
-    best: Collection[int] = ()
+    section: str = "speedup"  # where it stands (`scaling.report.tables`)
+    source: str = "summary.csv"  # the file that has the same values in full
+    group: str = ""  # key of the comparable cells that it shows; "" where it shows none or several
+    bounds: Collection[int] = ()  # numbers of the rows that exchange nothing: a bound, not a choice
+    best: Collection[int] = ()  # numbers of the rows that the answer names
 
     @cached_property
     def words(self) -> list[int]:

@@ -23,29 +23,19 @@ MAX_DEATHS = 2
 
 @dataclass
 class RunRecord:
-    """What run.json holds: one execution of a cell.
+    """What run.json holds: one execution of a cell."""
 
-    Attributes:
-        cell_id: hash of all that decides the result.
-        repeat: 0, 1, ...: which of the study's repeats.
-        cell: the cell's independent variables, by name.
-        state: planned, running, done or failed.
-        reason: why it failed, or why the last launch left it planned, for people.
-        deaths: how often a worker's death has cut it off.
-        launch: launcher, host, job id, position in the launch, times; `campaign` and `environment` where it
-            took turns with the same run of another environment (`scaling.study.campaign`).
-        notes: warnings that belong to the numbers.
-        summary: per-run facts that are not samples (bytes per rank, counts, checksums).
-    """
-
-    cell_id: str
-    repeat: int
-    cell: dict[str, Any]
-    state: State = "planned"
-    reason: str | None = None
-    deaths: int = 0
+    cell_id: str  # hash of all that decides the result
+    repeat: int  # 0, 1, ...: which of the study's repeats
+    cell: dict[str, Any]  # the cell's independent variables, by name
+    state: State = "planned"  # planned, running, done or failed
+    reason: str | None = None  # why it failed, or why the last launch left it planned, for people
+    deaths: int = 0  # how often a worker's death has cut it off
+    # launcher, host, job id, position in the launch, times; `campaign` and `environment` where it took turns
+    # with the same run of another environment (`scaling.study.campaign`)
     launch: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # warnings that belong to the numbers
+    # per-run facts that are not samples (bytes per rank, counts, checksums)
     summary: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 

@@ -26,27 +26,17 @@ if TYPE_CHECKING:  # they draw figures themselves
 
 @dataclass(frozen=True)
 class FigureInput:
-    """What figures are made of.
+    """What figures are made of."""
 
-    Attributes:
-        rows: the summary.
-        cells: the samples, by cell id.
-        links: slug of a group -> what its cells put on the links of the machine.
-        transfers: cells without a model that time copies and messages.
-        predicted: cells that were predicted before they were measured.
-        experiments: device cells, an experiment each.
-        best: ids of the cells that the study's answers choose.
-        question: the study's.
-    """
-
-    rows: Sequence[Row]
-    cells: Mapping[str, CellResult]
+    rows: Sequence[Row]  # the summary
+    cells: Mapping[str, CellResult]  # the samples, by cell id
+    # slug of a group -> what its cells put on the links of the machine
     links: Mapping[str, Sequence[CellLinks]] = field(default_factory=dict)
-    transfers: Sequence[TransferResult] = ()
-    predicted: Sequence[PredictedCell] = ()
-    experiments: Sequence[Results] = ()
-    best: Collection[str] = ()
-    question: str = ""
+    transfers: Sequence[TransferResult] = ()  # cells without a model that time copies and messages
+    predicted: Sequence[PredictedCell] = ()  # cells that were predicted before they were measured
+    experiments: Sequence[Results] = ()  # device cells, an experiment each
+    best: Collection[str] = ()  # ids of the cells that the study's answers choose
+    question: str = ""  # the study's
 
     @cached_property
     def groups(self) -> list[CellGroup]:
@@ -74,23 +64,14 @@ class FigureInput:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure before it is saved.
+    """A figure before it is saved."""
 
-    Attributes:
-        name: its files' name without the ending; unique in the folder.
-        title: what was compared.
-        caption: how to read it, and which columns or samples it shows.
-        figure: the drawing.
-        source: the CSV that holds its values.
-        group: that it shows; None where it shows no group or several.
-    """
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
-    source: str = "summary.csv"
-    group: CellGroup | None = None
+    name: str  # its files' name without the ending; unique in the folder
+    title: str  # what was compared
+    caption: str  # how to read it, and which columns or samples it shows
+    figure: Figure  # the drawing
+    source: str = "summary.csv"  # the CSV that holds its values
+    group: CellGroup | None = None  # that it shows; None where it shows no group or several
 
 
 Draw = Callable[[FigureInput], Iterable[Drawn]]

@@ -67,15 +67,7 @@ class DevicePart(AnyPart):
 
 @dataclass(frozen=True)
 class DeviceCell(CellWithoutModel):
-    """One point of an experiment on one device.
-
-    Attributes:
-        parameters: of the experiment, all of them.
-        point: its independent variables, but for device and threads.
-        seconds: for measuring; warm-up comes on top.
-        limit_s: a point whose fewest samples would take longer is left out.
-        launch_threads: what the process is started with; no part of the identity.
-    """
+    """One point of an experiment on one device."""
 
     kind: ClassVar[str] = "device"
     world_size: ClassVar[int] = 1
@@ -84,13 +76,13 @@ class DeviceCell(CellWithoutModel):
     not_in_identity: ClassVar[tuple[str, ...]] = ("launch_threads",)
 
     experiment: str
-    parameters: dict[str, Any]
-    point: Point
+    parameters: dict[str, Any]  # of the experiment, all of them
+    point: Point  # its independent variables, but for device and threads
     device: str
     threads: int
-    seconds: float
-    limit_s: float
-    launch_threads: int = field(compare=False)
+    seconds: float  # for measuring; warm-up comes on top
+    limit_s: float  # a point whose fewest samples would take longer is left out
+    launch_threads: int = field(compare=False)  # what the process is started with; no part of the identity
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "world_size": self.world_size, "peer_access": self.peer_access}

@@ -33,29 +33,18 @@ class SavedCheckpoints(Protocol):
 
 @dataclass
 class RunContext:
-    """What one rank runs one cell with.
+    """What one rank runs one cell with."""
 
-    Attributes:
-        group: the ranks of the cell.
-        device: this rank's.
-        write: takes this rank's samples, in order.
-        saved: where a training's checkpoints are; None: it has none.
-        loaded: data sets and initial models, kept from cell to cell.
-        seconds: part of the run (`scaling.study.launches.PARTS`) -> wall time, as far as it came.
-        is_checked: the command has checked the first steps of another repeat of the cell.
-        heartbeat: is told of phases and steps, so that a rank that stands still is found.
-        kept_bytes: of this rank's GPU that earlier cells have left there, besides data sets.
-    """
-
-    group: TorchGroup
-    device: torch.device
-    write: WriteSamples
-    saved: SavedCheckpoints | None
-    loaded: Loaded
+    group: TorchGroup  # the ranks of the cell
+    device: torch.device  # this rank's
+    write: WriteSamples  # takes this rank's samples, in order
+    saved: SavedCheckpoints | None  # where a training's checkpoints are; None: it has none
+    loaded: Loaded  # data sets and initial models, kept from cell to cell
+    # part of the run (`scaling.study.launches.PARTS`) -> wall time, as far as it came
     seconds: dict[str, float]
-    is_checked: bool = False
-    heartbeat: Heartbeat = SILENT
-    kept_bytes: int = 0
+    is_checked: bool = False  # the command has checked the first steps of another repeat of the cell
+    heartbeat: Heartbeat = SILENT  # is told of phases and steps, so that a rank that stands still is found
+    kept_bytes: int = 0  # of this rank's GPU that earlier cells have left there, besides data sets
     _started: float = field(default_factory=time.perf_counter)
     _peak_bytes: int = 0
 
@@ -86,60 +75,47 @@ IN_HOST_MEMORY = (
 
 @dataclass(frozen=True)
 class RankSummary:
-    """What one rank says of a finished cell, besides its samples.
+    """What one rank says of a finished cell, besides its samples."""
 
-    Attributes:
-        num_parameters: trainable ones; None where there is no model.
-        bytes_sent, messages_sent: by this rank in a step, as metered; None where it cannot be counted.
-        checksums: of the data.
-        notes: what was decided at the start.
-        data_in_host_memory: the data set does not fit on this rank's device.
-        diverged: a loss was not finite.
-        not_finite: what was NaN or infinite after timed iterations (`scaling.training.replica`).
-        memory_peak_bytes: the most that the cell's tensors took on this rank's GPU, with its data set.
-        seconds: part of the run (`setup`, `warmup`, `unprofiled`, `profiled`) -> wall time, of the slowest
-            rank.
-        warmup_iterations, warmup_end, stop_reason, block_iterations: see `scaling.training.timing`.
-        clock_uncertainty_s: how far `start_s` of the samples may be off.
-        gpu: see `scaling.measure.power`.
-        host: see `scaling.measure.host`.
-        hosts_before: where a training was before it was cut off, without the host of the run.
-        tensor_shapes: of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions.
-        model_flops: of a step on this rank (`scaling.training.compute`); None where they cannot be counted.
-        matrix_rate: of this rank's device in the cell's precision (`scaling.measure.matrix_rate`); None where
-            it was not measured, or parameters are not float32.
-        tokens_per_sample: of the data; None where they are no tokens.
-        optimizer_state_bytes: what the optimizer keeps on this rank, on its device or in host memory.
-        bucket_bytes: of DDP's buckets, in the order of their exchanges; empty where no hook saw any.
-        checks: what the checks of its exchanges found (`scaling.training.step_check`).
-        changed_state: what the cell's code left changed in the process (`process_state`).
-    """
-
-    num_parameters: int | None = None
+    num_parameters: int | None = None  # trainable ones; None where there is no model
+    # bytes_sent, messages_sent: by this rank in a step, as metered; None where it cannot be counted
     bytes_sent: int | None = None
     messages_sent: int | None = None
-    checksums: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    data_in_host_memory: bool = False
-    diverged: bool = False
+    checksums: dict[str, str] = field(default_factory=dict)  # of the data
+    notes: list[str] = field(default_factory=list)  # what was decided at the start
+    data_in_host_memory: bool = False  # the data set does not fit on this rank's device
+    diverged: bool = False  # a loss was not finite
+    # what was NaN or infinite after timed iterations (`scaling.training.replica`)
     not_finite: list[str] = field(default_factory=list)
+    # the most that the cell's tensors took on this rank's GPU, with its data set
     memory_peak_bytes: int | None = None
+    # part of the run (`setup`, `warmup`, `unprofiled`, `profiled`) -> wall time, of the slowest rank
     seconds: dict[str, float] = field(default_factory=dict)
+    # warmup_iterations, warmup_end, stop_reason, block_iterations: see `scaling.training.timing`
     warmup_iterations: int | None = None
     warmup_end: str | None = None
     stop_reason: str | None = None
     block_iterations: list[int] = field(default_factory=list)
-    clock_uncertainty_s: float | None = None
-    gpu: dict[str, Any] | None = None
-    host: dict[str, Any] | None = None
+    clock_uncertainty_s: float | None = None  # how far `start_s` of the samples may be off
+    gpu: dict[str, Any] | None = None  # see `scaling.measure.power`
+    host: dict[str, Any] | None = None  # see `scaling.measure.host`
+    # where a training was before it was cut off, without the host of the run
     hosts_before: list[str] = field(default_factory=list)
+    # of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions
     tensor_shapes: str = ""
+    # of a step on this rank (`scaling.training.compute`); None where they cannot be counted
     model_flops: int | None = None
+    # of this rank's device in the cell's precision (`scaling.measure.matrix_rate`); None where it was not
+    # measured, or parameters are not float32
     matrix_rate: dict[str, Any] | None = None
-    tokens_per_sample: int | None = None
+    tokens_per_sample: int | None = None  # of the data; None where they are no tokens
+    # what the optimizer keeps on this rank, on its device or in host memory
     optimizer_state_bytes: int | None = None
+    # of DDP's buckets, in the order of their exchanges; empty where no hook saw any
     bucket_bytes: list[int] = field(default_factory=list)
+    # what the checks of its exchanges found (`scaling.training.step_check`)
     checks: dict[str, Any] = field(default_factory=dict)
+    # what the cell's code left changed in the process (`process_state`)
     changed_state: list[str] = field(default_factory=list)
 
 
