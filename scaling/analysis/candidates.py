@@ -119,7 +119,6 @@ class Scatters:
     of_values: StudyScatter | None
 
     def difference(self, first: Candidate, second: Candidate) -> Difference:
-        """The difference of the second candidate's value from the first's."""
         log_factor = math.log(second.factor / first.factor)
         difference = (self.of_values or self.of_times).difference(first.cell_id, second.cell_id, log_factor)
         left_open = (first.open_ratio**2 + second.open_ratio**2) / 3  # evenly within the instrument's step
@@ -147,8 +146,7 @@ def scatters_of(
 
 
 def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[CandidateSet]:
-    """Every workload to which an objective (TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY or MEMORY) applies, in
-    the table's order."""
+    """Every workload to which an objective applies, in the table's order."""
     trained = objective == ACCURACY
     kind = "convergence" if trained else "iteration"
     by_id = {cell.cell_id: cell for cell in cells}
@@ -225,8 +223,7 @@ def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
 
 
 def _one_of_each_single(family: Sequence[Row]) -> set[str]:
-    """One-worker cells, one for all aggregators, which exchange nothing: `none` where it is, else the table's
-    first."""
+    """One-worker cells, one for all aggregators: `none` where it is, else the table's first."""
     first_of_each: dict[Hashable, Row] = {}
     for row in sorted(family, key=lambda row: aggregator_order(row["aggregator"])):
         if _is_single(row) and row["state"] != "failed":

@@ -29,8 +29,7 @@ class Energy:
 
 
 def energies_per_sample(cell: CellResult) -> list[Energy]:
-    """Of each done repeat, the mean over ranks, since each trains on its share; empty if a rank lacks it in
-    one."""
+    """Of each done repeat, the mean over ranks, since each trains on its share; empty if one is missing."""
     values = []
     for record in cell.done:
         known = [(gpu.get("energy_per_sample_j"), gpu.get("window_s")) for gpu in _gpus(record)]
@@ -61,7 +60,6 @@ LONGEST_THROTTLED = 0.01  # a GPU whose clocks were held down for more of the wi
 
 
 def cautions(cell: CellResult, row: Row) -> tuple[Finding, ...]:
-    """The warnings of a cell; its row of the summary has the budget."""
     cautions = (_of_code, _of_sharing, _of_host_memory, _of_long_steps, _of_budget, _of_gpus, _of_precision)
     return tuple(Finding(kind, (cell.cell_id,), values) for of in cautions for kind, values in of(cell, row))
 

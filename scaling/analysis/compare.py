@@ -50,8 +50,6 @@ FAMILY_LEVEL = 0.02  # the probability that any of the cells is called different
 
 @dataclass(frozen=True)
 class Side:
-    """The folders of one side."""
-
     rows: Sequence[Sequence[Row]]  # of their summaries
     cells: Sequence[Sequence[CellResult]]  # the samples that these were made of
 
@@ -86,8 +84,7 @@ def _side(folders: Sequence[ResultsFolder]) -> Side:
 
 
 def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
-    """Compares two sides of several folders each, without their environments; ScalingError where the level is
-    no probability, or there is no measured cell in common."""
+    """Without environments; ScalingError where the level is no probability, or no cell is in common."""
     if not 0 < level < 1:
         raise ScalingError(f"the level is {level:g}; it is a probability between 0 and 1, such as 0.02")
     rows_a, rows_b = a.rows[0], b.rows[0]
@@ -207,8 +204,7 @@ def _pairs(
 
 
 def _names(rows: Sequence[Row]) -> Mapping[str, tuple[dict[str, Any], str]]:
-    """Cell id -> what its group has in common, and its name there, with the seed where trainings differ in
-    it."""
+    """Cell id -> what its group has in common, and its name there, with a seed that differs."""
     return {
         row["cell_id"]: (group.given, f"{group.name(row)}, seed {row['seed']}" if seeds else group.name(row))
         for group in group_rows(rows)

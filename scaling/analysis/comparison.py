@@ -145,8 +145,6 @@ class Shift:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of two sides, each with one or several folders."""
-
     environment: list[EnvironmentDifference]  # fields that differ
     cells: list[CellComparison]  # the pairs, in the first folder's order
     shifts: list[Shift]  # of all cells, one a kind and world size
@@ -213,8 +211,7 @@ a reason costs more than a line that says slower. On identical folders a gate at
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition that fails a build: cells with that verdict, confirmed, whose times differ by more than the
-    ratio; also the shift of all cells."""
+    """A condition that fails a build: confirmed verdicts, or a shift of all cells, beyond the ratio."""
 
     verdict: str  # slower or faster
     more_than: float  # 0.05 for 5%

@@ -54,8 +54,7 @@ class Peers:
         self._arms = by_key(measured, lambda cell: id(self.control_arm(cell)))
 
     def baseline_of(self, cell: CellResult) -> CellResult | None:
-        """The measured cell to which the cell's speedup refers, if any: that of the same peer access, then of
-        most iterations."""
+        """The measured cell to which the speedup refers: of the same peer access, then of most iterations."""
         key = _baseline_key(cell.cell)
         return self._baselines.get((key, _access(cell)), self._baselines.get(key))
 

@@ -328,8 +328,7 @@ class LearningPlan:
 def learning_plans(
     rows: Sequence[Row], cells: Mapping[str, CellResult], max_memory_bytes: float = math.inf
 ) -> list[LearningPlan]:
-    """One plan for each target of trainings with an exact exchange, in the summary's order, from steps that
-    were timed within so much memory of a GPU."""
+    """One plan for each target of exact trainings, in the summary's order."""
     usable = [row for row in rows if not columns.has_no_model(row) and not columns.is_aa_replicate(row)]
     usable = [row for row in usable if columns.is_unchanged(row)]
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]

@@ -145,8 +145,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 
 def launches_needed(log_ratio: float, deviation: float, level: float = 1 - CONFIDENCE) -> int | None:
-    """The fewest launches per side that would show that difference; None beyond MOST. `deviation`: of one
-    launch, of both times together."""
+    """The fewest launches per side that would show that difference, each of that `deviation`, or None."""
     if log_ratio == 0:
         return None
     counts = np.arange(2, MOST + 1, dtype=np.float64)

@@ -44,8 +44,7 @@ def environment_of(folder: ResultsFolder) -> dict[str, Any] | None:
 
 
 def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[DifferingKey]:
-    """All fields in which the environments of two folders differ, first those that affect times; StoreError
-    where an environment.json is damaged. One that does not exist is a difference."""
+    """All fields in which two folders' environments differ, first those that affect times."""
     environments = [environment_of(folder) or {} for folder in (a, b)]
     first, second = environments
     if not first or not second:

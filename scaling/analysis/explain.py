@@ -32,7 +32,6 @@ CAUSES = {"busy_host", "oversubscribed", "throttled_gpu", "shared_gpu", "periodi
 
 
 def failed(view: View) -> Values | None:
-    """Runs that failed, with the reason."""
     if view.row["state"] != "failed":
         return None
     runs = [record for record in (view.cell.records if view.cell else []) if record.state == "failed"]
@@ -114,8 +113,6 @@ def one_launch(view: View) -> Values | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: a condition, and the finding that it gives."""
-
     # the rule itself: the values of its finding, `share` among them; None where it does not hold
     holds: Callable[[View], Values | None]
     columns: tuple[str, ...]  # of summary.csv that it rests on

@@ -154,7 +154,6 @@ def host_sums(view: View) -> Values | None:
 
 
 def codec(view: View) -> Values | None:
-    """Encoding and decoding of the gradient."""
     share = view.share("encode_s", "decode_s")
     if share < CODEC_SHARE:
         return None

@@ -158,7 +158,6 @@ def feeding(view: View) -> Values | None:
 
 
 def update(view: View) -> Values | None:
-    """The optimizer's step."""
     share = view.share("update_s")
     if share < UPDATE_SHARE or "launches" in view.fired:
         return None

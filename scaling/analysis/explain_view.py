@@ -49,8 +49,6 @@ def _is_plain(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class Known:
-    """What the rules know of a study."""
-
     rows: Sequence[Row]  # of its summary
     cells: Mapping[str, CellResult]  # the samples, by cell id
     num_cores: int | None  # CPU cores of a node; None where they are unknown
@@ -170,8 +168,7 @@ class View:
 
     @cached_property
     def measured(self) -> dict[str, list[Any]]:
-        """What this cell has of each setting that may be advised, first, and what else the study measured.
-        The size of buckets may differ where another setting does."""
+        """What this cell has of each setting that may be advised, first, and what else was measured."""
         found = {}
         for name in ADVISED:
             own = _value(self.row, name)
@@ -179,8 +176,7 @@ class View:
         return found
 
     def fastest_with(self, free: Collection[str], **wanted: object) -> Row | None:
-        """The fastest of `others` with the wanted values, no control arm, and no codec, which may be lossy,
-        unless it is this cell's."""
+        """The fastest of `others` with the wanted values, no control arm, with no codec but this cell's."""
         fitting = (
             row
             for row in self.study.like({**self.row, **wanted}, {*free} - wanted.keys())

@@ -9,8 +9,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding."""
-
     kind: str  # a short stable name; the template of that name says it in words
     cells: tuple[str, ...] = ()  # ids of the cells that it speaks of; () for one about the whole study
     # what is said, by name: numbers in SI units, strings, and lists and mappings of these

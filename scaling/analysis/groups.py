@@ -141,7 +141,6 @@ def in_order_of(cell_ids: Sequence[str], groups: Sequence[CellGroup]) -> list[Ce
 
 
 def group_key(row: Row) -> tuple[Any, ...]:
-    """A key that is equal for the rows of one group."""
     return (*[row[axis.key] for axis in _axes(row)], fixed_batch(row))
 
 

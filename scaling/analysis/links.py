@@ -46,7 +46,6 @@ def plan_of_cell(cell: CellResult) -> ExchangePlan:
 
 
 def known_plan(cell: CellResult) -> ExchangePlan | None:
-    """The same; None where it is not known."""
     try:
         return plan_of_cell(cell)
     except ScheduleError:

@@ -54,7 +54,6 @@ def nearest_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
 
 
 def _is_compared(row: Row) -> bool:
-    """Whether the row's time may be compared."""
     return has_time(row) and not is_aa_replicate(row)
 
 

@@ -120,8 +120,7 @@ def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]
 
 
 def long_firsts(launches: Sequence[IterationLaunch]) -> int | None:
-    """The length of blocks whose first steps after a pause have most of what long steps take above the usual;
-    None where they have not. A period of as many steps looks the same."""
+    """The length of blocks whose first steps have most of what long steps take above the usual, or None."""
     excess_s, in_firsts_s, firsts = 0.0, 0.0, 0
     for launch in launches:
         above_s = launch.rate.cycles_s - np.median(launch.rate.cycles_s)

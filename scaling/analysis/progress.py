@@ -44,8 +44,6 @@ LONGEST_START_S = 120  # what a launch may take until its first run
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a study."""
-
     counts: dict[str, int]  # state -> runs; besides the records' states `killed`, where there are any
     running: list[tuple[RunRecord, float]]  # what runs now, and for how many seconds
     runs_per_hour: float | None  # ended runs over the wall time of this go; None before the first has ended
@@ -226,8 +224,7 @@ study's reading; predictions before launches; the time between launches; the rep
 def wall_time(
     launches: Sequence[Mapping[str, Any]], commands: Sequence[Mapping[str, Any]] = ()
 ) -> WallTime | None:
-    """The sum over launches, and over the commands' time outside of them (`ResultsFolder.launch_times`); None
-    where no launch wrote down its time, as in old folders."""
+    """The sum over launches, and the commands' time outside of them; None where none wrote down its time."""
     cells = [cell for launch in launches for cell in launch.get("cells") or []]
     total_s = _sum(launches, "total_s")
     if total_s <= 0:

@@ -70,8 +70,7 @@ def blocks_of_lengths(lengths: Sequence[int], num_steps: int) -> tuple[int, ...]
 
 
 def blocks_by_rule(steps_s: Floats, starts_s: Floats | None) -> tuple[int, ...]:
-    """The indices of the first steps of blocks in a record of before version 7 with a precision goal; see
-    `rate_of`."""
+    """The first steps of blocks in a record of before version 7 with a precision goal; see `rate_of`."""
     slowest_s = steps_s.max(axis=0)
     count = len(slowest_s)
     if starts_s is None or count <= _FEWEST_IN_FIRST:

@@ -85,8 +85,6 @@ class Decision:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommendation for a workload."""
-
     objective: str  # as asked
     workload: Mapping[str, Any]  # what is given
     state: str  # decided, tie, undecided, one_launch, or none (there is no candidate)
@@ -255,8 +253,7 @@ def _recommend(
 def _with_unsure(
     state: str, choice: Candidate, candidates: Sequence[Candidate], unsure: Sequence[Rival]
 ) -> tuple[str, list[Rival], list[Excluded]]:
-    """The state with those of unknown efficiency; those that would be the choice or faster, and the others,
-    left out."""
+    """The state with those of unknown efficiency that would be the choice or faster, and the others."""
     # One launch shows neither that it is below the bound, nor that it is slower.
     faster = [rival for rival in unsure if rival.why == "one_launch" or rival.candidate.value <= choice.value]
     if faster and state != "one_launch":
@@ -273,8 +270,7 @@ def _with_unsure(
 def _decision(
     choice: Candidate, others: Sequence[Candidate], scatters: Scatters, key: Callable[[Candidate], Any]
 ) -> Decision:
-    """The decision among the best candidates of each value of the key; `others` are in the order of their
-    values."""
+    """The decision among the best candidates of each value; `others` are in the order of their values."""
     best: dict[Hashable, Candidate] = {}
     for other in others:
         if key(other) != key(choice):
@@ -334,8 +330,7 @@ def _more_repeats(choice: Candidate, rivals: Sequence[Rival]) -> int | None:
 def _efficient(
     candidates: Sequence[Candidate], cells: Cells, scatters: Scatters, smallest: float
 ) -> tuple[list[Candidate], list[Rival], list[Excluded]]:
-    """The candidates that reach the efficiency, those that may (which, if not surely, are in the first too),
-    and those that do not."""
+    """The candidates that reach the efficiency, those that may, and those that do not."""
     reaching, unsure, excluded = [], [], []
     peers = Peers(cells.values())
     for candidate in candidates:

@@ -181,8 +181,7 @@ def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
 
 
 def read_cells(folder: ResultsFolder) -> list[CellResult]:
-    """All cells of a folder, with samples of done runs, and of unfinished trainings so far; StoreError where
-    a record or a sample of a done run is missing or damaged."""
+    """All cells of a folder, with unfinished trainings so far; StoreError where a sample is damaged."""
     folder = Snapshot.of(folder)
     return without_slow_launches([read_cell(folder, records) for records in read_records(folder).values()])
 

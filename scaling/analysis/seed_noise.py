@@ -161,7 +161,6 @@ def _families(groups: Sequence[CellGroup]) -> list[_Family]:
 
 
 def seed_noise_finding(noise: SeedNoise) -> Finding:
-    """The noise, and the combinations within it."""
     if not noise.combinations:
         return Finding("seed_noise_unknown", (), {"given": noise.given, "score": noise.score})
     exact, tested = noise.exact, [one for one in noise.combinations if one.decision is not None]

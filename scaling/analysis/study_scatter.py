@@ -35,8 +35,6 @@ MODERATED = "moderated t interval over launches"  # for people; a single launch 
 
 @dataclass(frozen=True)
 class CellTimes:
-    """The times of a cell that are compared."""
-
     family: Hashable  # equal for the cells that have their launches in common
     by_launch: Mapping[Hashable, float]  # launch -> its value, positive: seconds, joules
 
@@ -49,8 +47,6 @@ class _CellPlace:
 
 @dataclass(frozen=True)
 class StudyScatter:
-    """The scatter of a study's cells."""
-
     # of each family the logarithms of the values, [cell, launch], NaN where there is no such launch
     logs: list[FloatArray]
     scatters: list[Scatter]  # of each family
@@ -86,8 +82,7 @@ class StudyScatter:
         return self._with_offset(mean, self.offset_variance).interval
 
     def difference(self, first: Hashable, second: Hashable, log_factor: float = 0.0) -> Difference:
-        """Of two cells' times: second over first, times e to the power log_factor; KeyError where one has no
-        time."""
+        """Of two cells' times: second over first, times e to the power log_factor."""
         base, other = self.places[first], self.places[second]
         result = self._paired(base, other) if base.family == other.family else self._apart(base, other)
         result = self._with_offset(result, 2 * self.offset_variance)
@@ -136,8 +131,7 @@ def study_scatter(
     *,
     in_order: bool = False,
 ) -> StudyScatter:
-    """The scatter of cells with these times, and A/A pairs among them; launches that are numbered `in_order`
-    show whether they are correlated."""
+    """The scatter of cells and their A/A pairs; launches `in_order` show whether they are correlated."""
     members: dict[Hashable, list[Hashable]] = {}
     for cell, measured in times.items():
         if measured.by_launch and all(value > 0 for value in measured.by_launch.values()):
@@ -176,8 +170,7 @@ def estimate_within(
 
 
 def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None = None) -> FloatArray:
-    """Logarithms of the values, [cell, launch], by default of all launches that any has; NaN if a cell lacks
-    one."""
+    """Logarithms of the values, [cell, launch], of all launches that any has; NaN if a cell lacks one."""
     if launches is None:
         launches = list(dict.fromkeys(name for cell in cells for name in cell.by_launch))
         if all(isinstance(name, int) for name in launches):
@@ -207,8 +200,7 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
 
 
 def offset_test(pairs: Sequence[Difference]) -> tuple[float, float, float]:
-    """The mean square of these pairs' differences, that which their launches explain, and the F test's p
-    value."""
+    """The mean square of these pairs' differences, what their launches explain, and the F test's p value."""
     from scipy import special
 
     mean_square = float(np.mean([pair.log_ratio**2 for pair in pairs]))
@@ -219,8 +211,7 @@ def offset_test(pairs: Sequence[Difference]) -> tuple[float, float, float]:
 
 
 def cell_times(cells: Sequence[CellResult], *, typical: bool = False) -> dict[Hashable, CellTimes]:
-    """Cell id -> each launch's seconds for an iteration (its median, if `typical`) or a whole training; cells
-    without times are left out."""
+    """Cell id -> seconds by launch of an iteration (`typical`: the median) or a whole training, if any."""
     times: dict[Hashable, CellTimes] = {}
     for cell in cells:
         family = (cell.cell["kind"], cell.cell["device"], cell.cell["world_size"])

@@ -231,8 +231,6 @@ def _largest(per_run: Iterable[Sequence[int] | None]) -> int | None:
 
 @dataclass(frozen=True)
 class MeasuredStudy:
-    """The contents of a folder."""
-
     name: str  # the study's
     table: pd.DataFrame  # the summary
     cells: list[CellResult]  # the samples it was made of
@@ -240,8 +238,7 @@ class MeasuredStudy:
 
 
 def read_study(folder: ResultsFolder) -> MeasuredStudy:
-    """Reads a folder, finished or not; StoreError where it is none, or samples of a done run are missing or
-    damaged."""
+    """Reads a folder, finished or not; StoreError where it is none, or samples are missing or damaged."""
     name, cells = study_name(folder.require()), read_cells(folder)
     return MeasuredStudy(name, build_table(name, cells), cells, num_cores(environment_of(folder)))
 

@@ -116,8 +116,7 @@ def _throughput(group: CellGroup, scatter: StudyScatter, lossy: Collection[str])
 
 
 def _compared(best: _Throughput, others: Sequence[_Throughput], lossy: Collection[str]) -> dict[str, Any]:
-    """The best row's state, and the others that are not shown to be slower; where all exact ones are,
-    `rivals` are those that are slower by TIE_RATIO at most."""
+    """The best row's state, and the others not shown to be slower; `rivals`: by TIE_RATIO at most."""
     is_exact = best.row["cell_id"] not in lossy
     exact = [other for other in others if not is_exact or other.row["cell_id"] not in lossy]
     differences = [best.difference(other) for other in others]
@@ -141,7 +140,6 @@ def _setting(throughput: _Throughput) -> dict[str, Any]:
 
 
 def _gain(best: _Throughput, single: _Throughput | None) -> str:
-    """The gain of more workers over one, if it was measured."""
     if single is None:
         return "not_measured"
     difference = best.difference(single)

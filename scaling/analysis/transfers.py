@@ -112,8 +112,7 @@ class TransferSamples:
 
 
 def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
-    """The transfer cells of a folder with a done run, by device, world size and GPU peer access; StoreError
-    where a record or a sample of a done run is missing or damaged."""
+    """The folder's measured transfer cells, by device, world size and peer access; StoreError: damaged."""
     records = (run for run in folder.runs() if run.cell.get("kind") == KIND and run.state == "done")
     done = by_key(records, lambda record: record.cell_id)
     results = [_read(folder, records) for records in done.values()]

@@ -158,8 +158,7 @@ def _timed_lossy(excluded: Sequence[Excluded]) -> list[Row]:
 
 
 def _lossy(choice: Candidate, excluded: Sequence[Excluded]) -> dict[str, list[str]]:
-    """Lossy aggregators of unknown accuracy in the choice's setting: those shown to be as fast, and those of
-    which the interval is too wide to tell."""
+    """Lossy aggregators of unknown accuracy in the choice's setting: as fast ones, and too uncertain ones."""
     same = ("world_size", *columns(role=Role.CHOSEN))
     as_fast: dict[str, None] = {}
     open_ones: dict[str, None] = {}

@@ -66,8 +66,7 @@ def overview(rows: Sequence[Row], findings: Findings, of_script: Sequence[str] =
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first names, each once with the number of cells that have it (trainings that differ in a seed,
-    say), and how many more there are."""
+    """The first names, each once with its number of cells, and how many more there are."""
     counts = list(Counter(names).items())
     shown = [name if count == 1 else f"{name} ({count} cells)" for name, count in counts[:MOST_NAMED]]
     num_more = sum(count for _, count in counts[MOST_NAMED:])
@@ -139,8 +138,7 @@ def as_dict(finding: Finding) -> dict[str, Any]:
 
 
 def choose(rows: Sequence[Row], wanted: str) -> list[Row]:
-    """The cells that a user means: by id or its beginning, by aggregator, or as `ring@4`. Raises
-    ScalingError: there is none."""
+    """The cells that a user means: by an id's beginning, by aggregator, or as `ring@4`; else ScalingError."""
     named = {
         row["cell_id"]: (group.name(row), row["aggregator"]) for group in _groups(rows) for row in group.rows
     }

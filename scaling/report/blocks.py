@@ -54,8 +54,7 @@ def blocks_of(
     *,
     has_answer_table: bool = False,
 ) -> list[Block]:
-    """All workloads, those of the first answers first; `has_answer_table`: the answer's own table has the
-    trainings already."""
+    """All workloads, those of the first answers first; `has_answer_table` has the trainings already."""
     named = {cell for verdict in verdicts for cell in verdict.cells}
     ordered = in_order_of([verdict.cells[0] for verdict in verdicts], groups)
     titles = short_names([title_parts(group.given) for group in ordered])

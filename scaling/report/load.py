@@ -39,8 +39,7 @@ class Results:
 
 
 def load(folder: str | os.PathLike[str]) -> Results:
-    """Reads a results folder, finished or not, archived or not; writes nothing. Raises StoreError: it is
-    none, or samples of a done run are missing or damaged."""
+    """Reads a results folder, finished or not, archived or not; StoreError: it is none, or damaged."""
     read = Snapshot.of(ResultsFolder(Path(folder)).require())
     study = read_study(read)
     known = Known.of(to_rows(study.table), study.cells, study.num_cores)

@@ -104,8 +104,7 @@ def columns_of(group: CellGroup, groups: Sequence[CellGroup] = ()) -> list[Colum
 
 
 def _gain_over_itself(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[Column[Row]]:
-    """What more workers bring a strategy that costs something on one too; nothing where none was timed so.
-    One worker has no peers: its time with peer access on serves the rows without it, too."""
+    """What more workers bring a strategy that costs something on one too, which has no peers to access."""
     timed = [row for row in group.rows if row["samples_per_s"] and not is_control_arm(row)]
     same = [other for other in groups if _but_peer_access(other) == _but_peer_access(group)]
     alone = {

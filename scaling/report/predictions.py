@@ -159,7 +159,6 @@ def prediction_findings(predicted: Sequence[PredictedCell]) -> list[Finding]:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """As in the tables of `scaling.prediction.rows`."""
     marks = {
         ", host-only": row.get("peer_access") is False,
         ", channels_last": row.get("memory_format") == "channels_last",

@@ -56,8 +56,7 @@ class Table:
 def table_of(
     title: str, statistic: str, columns: Sequence[Column[Item]], items: Iterable[Item], **more: Any
 ) -> Table:
-    """The table of some items, a row each, of those columns that have a header; `more`: further attributes of
-    `Table`."""
+    """The table of some items, of the columns that have a header; `more`: further attributes of `Table`."""
     shown = [column for column in columns if column.header is not None]
     rows = [[column.text(item) for column in shown] for item in items]
     return Table(title, statistic, [str(column.header) for column in shown], rows, **more)

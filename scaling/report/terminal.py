@@ -43,8 +43,7 @@ MOST_WARNINGS = 3  # of one kind, with its numbers; more are counted
 
 
 def render_tables(table: pd.DataFrame, answers: Sequence[str] = ()) -> list[Lines]:
-    """For every group of comparable cells its table, with what belongs to it; at most 80 columns wide. The
-    groups of the cells that the study's answers choose (their ids) stand first."""
+    """A table for every group, 80 columns wide, those of the answers' cells (ids) first."""
     groups = in_order_of(answers, group_rows(to_rows(table)))
     return [Lines(*_render(group, groups)) for group in groups]
 
@@ -197,7 +196,6 @@ def folded_answer(answer: Answer) -> list[str]:
 
 
 def height(lines: Sequence[str]) -> int:
-    """The lines of a terminal that these take."""
     return sum(max(1, -(-len(line) // WIDTH)) for line in lines)
 
 

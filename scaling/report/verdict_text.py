@@ -35,8 +35,7 @@ def facts_of(verdict: Finding) -> Iterator[tuple[str, str]]:
 
 
 def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
-    """All parts of the first answer, a line each, with the workload's name where there are several; the last
-    one with the command of its next experiment (`command_of`)."""
+    """All parts of the first answer, by workload where there are several, the last with `command_of`."""
     if not verdicts:
         return []
     first = verdicts[0]

@@ -53,7 +53,6 @@ class RankFile:
 
     @property
     def ids(self) -> list[str]:
-        """Its rows' first columns."""
         return [self.cell_id, str(self.repeat), str(self.attempt or ""), str(self.rank)]
 
 

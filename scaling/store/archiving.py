@@ -34,8 +34,7 @@ def plain_files(folder: Path) -> Iterator[Path]:
 
 
 def content_of(path: Path) -> bytes:
-    """A record's or a rank's content; of samples that are compressed, what they are. Raises StoreError: it
-    cannot be read."""
+    """A record's or a rank's content, unpacked. Raises StoreError: it cannot be read."""
     try:
         content = read_bytes(path)
         if path.name == "run.json":
@@ -164,8 +163,7 @@ def write_plain(folder: Path) -> None:
 
 
 def require_held(folder: Path, files: Iterable[Path], archive: Archive) -> None:
-    """Compares the runs' own files with an archive, in the exact texts of their values. Raises StoreError:
-    the archive does not hold one of them, or holds another content of it."""
+    """Compares the runs' own files with an archive, text by text. Raises StoreError: one is not the same."""
     contents = dict(_archived_files(archive))
     for path in files:
         if contents.pop(path.relative_to(folder).as_posix().removesuffix(".gz"), None) != content_of(path):
@@ -237,7 +235,6 @@ def _sample(line: str) -> dict[str, Any] | None:
 
 
 def _row(line: str, columns: Sequence[str]) -> list[str]:
-    """The columns behind the ids."""
     sample = _sample(line)
     if sample is None:
         return ["", json.dumps(line), *[""] * len(columns)]

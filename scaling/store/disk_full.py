@@ -18,8 +18,7 @@ MARK = "cannot be written: "
 
 
 def disk_full(path: Path, error: OSError, num_bytes: int | None = None) -> DiskFullError | None:
-    """What is wrong and what to do, where that is the reason why a path cannot be written; else None.
-    `num_bytes`: that were to be written (None: not known)."""
+    """What is wrong and what to do, where a full disk kept `num_bytes` from being written; else None."""
     reason = REASONS.get(error.errno or 0)
     if reason is None:
         return None

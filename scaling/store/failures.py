@@ -13,8 +13,7 @@ FAILURE_KIND = "failure_kind"
 
 
 def failure_kind(summary: Mapping[str, Any], reason: str | None) -> str:
-    """What kind of failure ended a run; of a record that is older than the kinds, by the reason's words.
-    `summary`, `reason`: of the failed run's record."""
+    """What kind of failure ended a run; of a record that is older than the kinds, by the reason's words."""
     if recorded := summary.get(FAILURE_KIND):
         return str(recorded)
     words = (reason or "").lower()

@@ -34,8 +34,7 @@ GONE = "its folder is gone, removed or unmounted while in use; nothing is made a
 
 @contextmanager
 def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """Turns what the system says of a path into an error that says what to do. `num_bytes`: that are to be
-    written (None: not known)."""
+    """Turns what the system says of a path into an error that says what to do."""
     try:
         yield
     except OSError as error:
@@ -73,8 +72,7 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 def overwrite(path: Path, content: bytes) -> bool:
-    """Writes a file again in place, without more space; False, and nothing is done, where it is too small.
-    `content`: a text; spaces fill what is left of the file."""
+    """Writes a text again in place, filled with spaces; False, and nothing is done, where it is too small."""
     with writing(path), os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file:
         length = os.fstat(file.fileno()).st_size
         if len(content) > length:
@@ -207,7 +205,6 @@ def text_of(path: Path, mend: str) -> str:
 
 
 def damaged(where: object, error: DocumentError, mend: str) -> StoreError:
-    """The error that says what is wrong with a file, and what to do."""
     if isinstance(error, UnreadableError):
         return StoreError(f"{where}: {error.problem}; {mend}")
     return StoreError(f"{where} is damaged: {error}; {mend}")
@@ -227,8 +224,7 @@ def fitting(where: object, mend: str) -> Iterator[None]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Those of runs that have files of their own, `runs/<cell>/<repeat>`, by cell and repeat. Raises
-    StoreError: what should hold them is no folder."""
+    """Those of runs with files of their own, `runs/<cell>/<repeat>`, by cell and repeat; else StoreError."""
     if os.path.lexists(folder / "runs") and not os.path.isdir(folder / "runs"):
         raise StoreError(f"{folder / 'runs'} is no folder; put it back, or remove what stands in its place")
     folders = [path for cell in listed(folder / "runs") for path in listed(cell)]
@@ -262,13 +258,11 @@ def storable(value: Any) -> Any:
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-    """The text of a file of facts."""
     return (json.dumps(redacted_document(storable(value)), indent=1) + "\n").encode()
 
 
 def write_checked(path: Path, model: type[BaseModel], value: Mapping[str, Any]) -> Path:
-    """Writes a file of facts that can be read again. Raises StoreError: the model, with which it is read,
-    does not allow a value: nothing is written."""
+    """Writes a file of facts that can be read again. Raises StoreError: its model does not allow it."""
     content = as_json(value)
     validate(model, json.loads(content), f"what was to be written to {path}", "please report this")
     return write_whole(path, content)
@@ -284,15 +278,13 @@ def sample_files(run: Path) -> list[Path]:
 
 
 def rank_of(samples: Path) -> int:
-    """Of `rank3.jsonl` or `rank3.jsonl.gz`."""
     match = _SAMPLES.fullmatch(samples.name)
     assert match, samples
     return int(match[1])
 
 
 def listed(folder: Path) -> list[Path]:
-    """What a folder holds, by name; nothing where there is no such folder. Raises StoreError: it cannot be
-    read."""
+    """What a folder holds, by name; [] where there is none. Raises StoreError: it cannot be read."""
     try:
         return [folder / name for name in sorted(os.listdir(folder))]
     except (FileNotFoundError, NotADirectoryError):

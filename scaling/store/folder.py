@@ -95,8 +95,7 @@ class ResultsFolder:
         )
 
     def require(self) -> ResultsFolder:
-        """Itself, for callers that read. Raises StoreError: there is no such folder, it holds no study, or it
-        cannot be read."""
+        """Itself, for callers that read. Raises StoreError: it is no results folder, or cannot be read."""
         if not self.path.is_dir():
             raise StoreError(f"no results folder {self.path}; `scaling run STUDY` makes results/<name>")
         if not os.access(self.path, os.R_OK | os.X_OK):
@@ -136,8 +135,7 @@ class ResultsFolder:
             self.write_run(RunRecord(cell_id, repeat, dict(cell)))
 
     def write_run(self, record: RunRecord) -> None:
-        """Replaces a run's record. Raises StoreError: it could not be read; for want of space a running one
-        is planned again, in its place."""
+        """Replaces a run's record; on a full disk a running one is planned again, in its place."""
         path = self._run_file_to_write(record.cell_id, record.repeat)
         try:
             write_checked(path, RunModel, asdict(record))
@@ -155,8 +153,7 @@ class ResultsFolder:
         return record_from(archive.records[cell_id, repeat])
 
     def runs(self) -> list[RunRecord]:
-        """All runs, by cell and repeat. Raises StoreError: a record is damaged, or the folder has both an
-        archive and files of runs."""
+        """All runs, by cell and repeat. Raises StoreError: one is damaged, or both archived and not."""
         archive = self._archive()
         if archive is not None:
             require_one_form(self.path)
@@ -165,8 +162,7 @@ class ResultsFolder:
         return [read_run(path) for path in files if os.path.lexists(path)]
 
     def without_record(self) -> list[tuple[str, int]]:
-        """Cell id and repeat of the runs that have samples, but no record: run.json is gone. Raises
-        StoreError: the folder cannot be read."""
+        """Cell id and repeat of the runs that have samples, but no run.json."""
         lost = (path for path in run_folders(self.path) if not os.path.lexists(path / "run.json"))
         return [(path.parts[-2], int(path.name)) for path in lost if sample_files(path)]
 
@@ -236,7 +232,6 @@ class ResultsFolder:
             write_plain(self.path)
 
     def is_archived(self) -> bool:
-        """Whether the runs are in an archive, to which none can be added."""
         return is_archived(self.path)
 
     def refuse_archived(self) -> None:
@@ -249,7 +244,6 @@ class ResultsFolder:
 
     # -- checkpoints -----------------------------------------------------------------------------------------
     def checkpoints(self, cell_id: str, repeat: int, rank: int) -> CheckpointFiles:
-        """Those of one rank of a run that is under way."""
         return CheckpointFiles(self._inside_run(cell_id, repeat), f"checkpoint-rank{rank}")
 
     def remove_checkpoints(self, cell_id: str, repeat: int) -> None:
@@ -315,8 +309,7 @@ class ResultsFolder:
         return read_sheets(self.path)
 
     def launch_times(self, prefix: str = "") -> list[dict[str, Any]]:
-        """What `write_launch_times` wrote of every launch, by number; with "command-" what commands wrote.
-        Raises StoreError: a file is damaged."""
+        """What `write_launch_times` wrote, by number; with "command-" what commands wrote."""
         return read_launch_times(self.path, prefix)
 
     def lock(

@@ -46,8 +46,7 @@ def now() -> str:
 
 
 def read_run(path: Path) -> RunRecord:
-    """A record from its file, `<cell_id>/<repeat>/run.json`. Raises StoreError: it cannot be read, is
-    damaged, of another version, or of another run."""
+    """A record from `<cell_id>/<repeat>/run.json`. Raises StoreError: it is damaged, or of another run."""
     text = text_of(path, MEND)
     record = record_from(checked(text, path, numbered=True))
     if (record.cell_id, str(record.repeat)) != path.parts[-3:-1]:

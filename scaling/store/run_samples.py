@@ -79,8 +79,7 @@ def move_aside(folder: Path) -> None:
 def read_samples(
     folder: Path, archive: Archive | None, cell_id: str, repeat: int, *, unfinished: bool
 ) -> list[list[dict[str, Any]]]:
-    """[rank][line], of files in the run's folder or of the archive that has taken them. Raises StoreError: a
-    file is missing or damaged."""
+    """[rank][line], of the run's folder or of the archive. Raises StoreError: one is missing or damaged."""
     files = sample_files(folder)
     archived = archive.ranks(cell_id, repeat) if archive else []
     ranks = [file.rank for file in archived] if archive else [rank_of(path) for path in files]
@@ -243,8 +242,7 @@ def _lines_of(model: Any) -> TypeAdapter[Any]:
 
 
 def validate_lines(model: Any, lines: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Checks the lines of a rank's samples. Raises StoreError: naming the first line that is wrong, its key,
-    and what is allowed."""
+    """Checks a rank's samples. Raises StoreError: naming the first line that is wrong, and its key."""
     try:
         _lines_of(model).validate_python(lines)
     except ValidationError as error:

@@ -49,8 +49,7 @@ class Campaign:
 
     @classmethod
     def of(cls, a: ResultsFolder, b: ResultsFolder, other: str) -> Campaign:
-        """That which the folders hold, or a new one. Raises StoreError: they hold one with another
-        environment."""
+        """That which the folders hold, or a new one. Raises StoreError: theirs is of another environment."""
         marks = {
             (record.launch["campaign"], record.launch.get("environment"))
             for record in b.runs()
@@ -94,8 +93,7 @@ class Campaign:
 
 
 def run_campaign(a: StudyRun, b: StudyRun, campaign: Campaign) -> None:
-    """Runs what is left in both environments, launch by launch. Raises KeyboardInterrupt, LaunchError: see
-    `StudyRun.run`."""
+    """Runs what is left in both environments, launch by launch; raises as `StudyRun.run` does."""
     for run in (a, b):
         run.begin()
     while launches := sorted([*a.launches(), *b.launches()], key=lambda launch: launch.repeat):

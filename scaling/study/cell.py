@@ -223,5 +223,4 @@ class ResolvedStudy:
 
     @property
     def trained(self) -> list[Cell]:
-        """The cells that have a model."""
         return [cell for cell in self.cells.values() if isinstance(cell, Cell)]

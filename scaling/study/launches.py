@@ -79,8 +79,7 @@ class Launch:
 
 
 def remaining_launches(folder: ResultsFolder, study: ResolvedStudy) -> list[Launch]:
-    """The launches that are left, first repeats first; done and failed runs are not among them. The cells of
-    a launch stand in random order (the same for the same study, repeat and settings)."""
+    """The launches that are left, first repeats first; their cells stand in a random order of their own."""
     over = {(record.cell_id, record.repeat) for record in folder.runs() if record.state in ("done", "failed")}
     grouped: dict[tuple[int, Settings], list[AnyCell]] = {}
     for repeat in range(max(study.repeats.values(), default=0)):
@@ -102,8 +101,7 @@ def hand_over(launch: Launch, stall_timeout_s: float) -> dict[str, str]:
 
 
 def handed_over(environ: Mapping[str, str]) -> tuple[Launch, float] | None:
-    """The launch and its stall_timeout, as `hand_over` wrote them; None where nothing was. Raises
-    LaunchError: the variable holds something else."""
+    """The launch and its stall_timeout, as `hand_over` wrote them, or None; LaunchError: it is damaged."""
     if (text := environ.get(HANDED_OVER)) is None:
         return None
     try:

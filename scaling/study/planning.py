@@ -46,7 +46,6 @@ def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:
 
 
 def describe_plan(study: ResolvedStudy, path: Path) -> str:
-    """The same for people."""
     plan = plan_as_dict(study, path)
     notes = [folded("", note, indent=2) for note in study.notes]
     lines = [f"study {study.name}", *notes, "", f"{len(study.cells)} cells:"]

@@ -145,7 +145,6 @@ def _recorded_layouts(tensor_shapes: str) -> dict[str, BucketLayout]:
 
 
 def layouts_of_model(cell: Mapping[str, Any]) -> dict[str, BucketLayout]:
-    """Of each dtype, by its name."""
     return _layouts(*_model_and_data(cell))
 
 

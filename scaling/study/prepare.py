@@ -18,7 +18,6 @@ from topologies.detect import detect, num_usable_cores
 
 
 def this_machine(num_nodes: int = 1) -> AvailableMachine:
-    """What a study is resolved against, here."""
     return AvailableMachine(torch.cuda.device_count(), num_usable_cores(), num_nodes)
 
 

@@ -196,8 +196,7 @@ def study_of(study: Study, verdicts: Sequence[CellChoice], resolved: ResolvedStu
 
 
 def study_of_cell(study: Study, cell: Cell, repeats: int) -> str:
-    """A study file of one cell, with the settings of the study's first part that is timed. Raises StudyError:
-    no part is."""
+    """A study file of one cell, as the study's first timed part. Raises StudyError: no part is."""
     part = next((part for part in study.parts if isinstance(part, IterationPart)), None)
     if part is None:
         raise StudyError("no part of the study times steps: there is nothing to measure next")

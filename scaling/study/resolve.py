@@ -21,8 +21,7 @@ NO_AXES = frozenset({"workloads", "milestones"})
 
 
 def resolve(study: Study, machine: AvailableMachine) -> ResolvedStudy:
-    """All cells of a study on that machine. Raises StudyError: a name or parameter is unknown, a combination
-    cannot be, or GPUs are missing."""
+    """All cells of a study on that machine. Raises StudyError: one cannot be, or GPUs are missing."""
     cells: dict[str, AnyCell] = {}
     repeats: dict[str, int] = {}
     part_of: dict[str, int] = {}

@@ -173,8 +173,7 @@ def alone_on_this_host(folder: ResultsFolder, scope: Scope, progress: ProgressLi
 
 
 def _require_room(folder: ResultsFolder, scope: Scope, log: Path, code: int) -> None:
-    """Ends the study where a launch has found the disk full: that is no death of its run. Raises
-    DiskFullError: what to do."""
+    """Ends the study with DiskFullError where a launch found the disk full: that is no death of its run."""
     if code == 0:
         return
     try:
@@ -212,8 +211,7 @@ def _reset_left_over(folder: ResultsFolder, scope: Scope, died: str | None = Non
 
 
 def _start_and_watch(launch: Launch, run: StudyRun, log: Path) -> tuple[int, dict[int, int], str | None]:
-    """Runs one launch to its end; returns its exit code, those of ranks where the launcher tells them, and
-    what was killed that is no rank."""
+    """Runs one launch; its exit code, those of its ranks if told, and what was killed that is no rank."""
     with log.open("wb") as file, _ended_on_signals():
         process = _start(launch, run, file)
         try:

@@ -44,8 +44,7 @@ def start_facts(study: str, arguments: Sequence[str]) -> Facts:
 
 
 def require_same_start(facts: Sequence[Facts]) -> None:
-    """Compares what the ranks were started with. `facts`: of each rank, in rank order. Raises LaunchError:
-    naming the ranks that differ from rank 0, and in what."""
+    """Compares what the ranks were started with. Raises LaunchError: naming those that differ from rank 0."""
     differing = []
     for name in dict.fromkeys(name for rank_facts in facts for name in rank_facts):
         values = [rank_facts.get(name) for rank_facts in facts]

@@ -37,8 +37,7 @@ class Study(Strict):
 
 
 def parse_study(raw: object, source: str) -> Study:
-    """Validates what a study file holds. `raw`: the parsed YAML; `source`: file or study name, for messages.
-    Raises StudyError: naming every key that is wrong, what is allowed, and the rule."""
+    """Validates a parsed study file. Raises StudyError: naming every key that is wrong, and the rule."""
     if not isinstance(raw, Mapping):
         raise StudyError(f"{source}: a study is a mapping of keys, as in `name: my-study`")
     if "name" not in raw:

@@ -39,8 +39,7 @@ class Scope:
         ]
 
     def too_large(self, study: ResolvedStudy) -> dict[int, str]:
-        """The study's world sizes that the launcher cannot start here, with why, where that is no failure.
-        Raises LaunchError: it can start none of them."""
+        """The world sizes that cannot be started here, with why. Raises LaunchError: there is no other."""
         if not self.launcher.leaves_the_rest:
             return {}
         sizes = {cell.world_size for cell in study.cells.values() if self.includes(cell.world_size)}
@@ -76,8 +75,7 @@ class Scope:
 
     @contextmanager
     def lock(self, folder: ResultsFolder) -> Iterator[None]:
-        """Keeps others away from the folder, or from the one world size in it. Raises StoreError: somebody
-        else works there."""
+        """Keeps others away from the folder, or from its one world size. Raises StoreError."""
         with ExitStack() as locks:
             locks.enter_context(folder.lock(shared=self.world_size is not None))
             if self.world_size is not None:

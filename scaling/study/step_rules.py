@@ -21,8 +21,7 @@ from scaling.training.outer_updates import WITHOUT_MOMENTUM
 
 
 def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
-    """Checks what the part's own keys demand of each other. Raises StudyError: naming the combination, the
-    rule and a way out."""
+    """Checks what the part's keys demand of each other. Raises StudyError: naming the rule and a way out."""
     ddp = [key for key in OF_DDP if getattr(part, key) is not None]
     if ddp and not any(wraps_in_ddp(step, aggregator) for step in part.step for aggregator in aggregators):
         raise StudyError(
@@ -156,8 +155,7 @@ def _check_wire(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> 
 def check_workload(
     workload: ChosenWorkload, part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str
 ) -> None:
-    """Checks what a workload's keys and network demand. Raises StudyError: naming the combination, the rule
-    and a way out."""
+    """Checks what a workload's keys and network demand. Raises StudyError: naming the rule and a way out."""
     keys = workload.keys
     clip_norm = keys.clip_norm or part.clip_norm
     which = keys.clip_gradient or part.clip_gradient

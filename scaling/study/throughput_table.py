@@ -47,8 +47,7 @@ class TableFacts:
 
 
 def read_table(path: Path) -> dict[int, list[float]]:
-    """Number of GPUs -> samples a second, a value a repeat. Raises StudyError: naming the line, what is
-    allowed, and what to do."""
+    """Number of GPUs -> samples a second, a value a repeat. Raises StudyError: naming the line."""
     try:
         text = read_text(path, MAX_BYTES)
     except (OSError, DocumentError) as error:
@@ -98,8 +97,7 @@ def _numbers(gpus: str, rate: str, where: str) -> tuple[int, float]:
 
 
 def import_table(path: Path, facts: TableFacts, out: Path) -> list[str]:
-    """Writes the results folder `out`; returns what a reader should know of it. Raises StudyError: the table
-    is none, or the folder is not empty."""
+    """Writes the results folder `out`, which is new or empty; returns notes. Raises StudyError."""
     table = read_table(path)
     if out.exists() and any(out.iterdir()):
         raise StudyError(f"{out} is not empty; use another --out")

@@ -50,8 +50,7 @@ class TrainsCells(Protocol):
 def training_cells(
     kind: TrainsCells, part: TrainingPart, machine: AvailableMachine, where: str, notes: list[str]
 ) -> list[Cell]:
-    """All combinations of a part on that machine. `notes`: takes what was decided for the user. Raises
-    StudyError: a name or parameter is unknown, a combination cannot be, or GPUs are missing."""
+    """All combinations of a part; `notes` takes what was decided. Raises StudyError: one cannot be."""
     device = device_of(part, machine, notes)
     sizes = world_sizes_on(part, device, machine, where, notes)
     if part.world_sizes in SIZE_WORDS:
@@ -194,8 +193,7 @@ def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]
 
 
 def memory_formats(workload: ChosenWorkload, part: TrainingPart, where: str) -> list[str | None]:
-    """The axis, as the workload's cells have it: None is contiguous, so that ids stay those of before. Raises
-    StudyError: channels are to come last in a network that convolves no images."""
+    """The axis: None is contiguous. Raises StudyError: the network convolves no images."""
     if "channels_last" in part.memory_format:
         _check_convolutions(workload, where)
     return [None if name == "contiguous" else name for name in part.memory_format]
@@ -219,8 +217,7 @@ def _check_convolutions(workload: ChosenWorkload, where: str) -> None:
 def check_part(
     part: TrainingPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str, where: str
 ) -> None:
-    """Checks what the parts of a combination demand of each other. `sizes`: its world sizes on this machine.
-    Raises StudyError: naming the combination, the rule and a way out."""
+    """Checks what the parts of a combination demand. Raises StudyError: naming the rule and a way out."""
     if part.bucket_mb is not None and not {"overlapped", "captured"} & set(part.step):
         raise StudyError(
             f"{where}bucket_mb is the size of the buckets that are exchanged under the backward pass, which "

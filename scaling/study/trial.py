@@ -93,8 +93,7 @@ def _trial(
 
 
 def in_forked_process(workload: Workload, device: str, threads: int, zygotes: Zygotes) -> tuple[int, float]:
-    """The batch and its time, found in a process that ends: here its context and memory would stay on the GPU
-    while the study is timed. Raises LaunchError: it failed; why."""
+    """The batch and its time, of a process that gives its GPU memory back. Raises LaunchError."""
     with tempfile.TemporaryDirectory(prefix="scaling-trial-") as folder:
         request, log = Path(folder, "trial.json"), Path(folder, "log")
         asked = {"workload": workload.model_dump(mode="json"), "device": device, "threads": threads}

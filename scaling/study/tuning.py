@@ -35,8 +35,7 @@ CONTROL = "none"
 
 
 def cells_to_tune(study: Study, resolved: ResolvedStudy) -> list[Cell]:
-    """One cell for each setting with gradients that DDP exchanges in buckets, whatever their size. Raises
-    StudyError: it has none."""
+    """One cell for each setting with DDP's buckets, whatever their size. Raises StudyError: it has none."""
     cells: dict[Any, Cell] = {}
     of_buckets = ("bucket_mb", "first_bucket_mb", "bucket_sizes_mb")
     axes = [axis for axis in AXES if axis.key and axis.name not in of_buckets]

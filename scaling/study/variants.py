@@ -42,8 +42,7 @@ CLIPPING = ("clip_norm", "clip_gradient")
 
 
 def precisions(part: TrainingPart, device: str) -> list[dict[str, Any]]:
-    """The fields `tf32` and `precision` of the part's cells; those of a CPU know no TF32. Raises StudyError:
-    both keys are there."""
+    """The fields `tf32` (of GPUs alone) and `precision`. Raises StudyError: both keys are there."""
     if part.tf32 is not None and part.precision is not None:
         raise StudyError("tf32: true is precision: tf32; give precision alone")
     names = part.precision or ["tf32" if tf32 else "float32" for tf32 in part.tf32 or [False]]
@@ -60,8 +59,7 @@ def precisions(part: TrainingPart, device: str) -> list[dict[str, Any]]:
 def variants(
     part: TrainingPart, optimizers: Sequence[Mapping[str, Any]], step: str, aggregator: Aggregator[Any]
 ) -> list[dict[str, Any]]:
-    """The fields of `Cell` for each combination of the keys that this step and aggregator have. `optimizers`:
-    of `optimizers_of`."""
+    """The fields of `Cell` for each combination of the keys that this step and aggregator have."""
     ddp = {key: _of_ddp(key, part, step, aggregator) for key in OF_DDP}
     axes: dict[str, Sequence[Any]] = {
         "bucket_mb": _bucket_sizes(part, step, aggregator),
@@ -79,16 +77,14 @@ def variants(
 
 
 def optimizers_of(workload: Workload, part: TrainingPart) -> list[dict[str, Any]]:
-    """The fields of `Cell` that set each optimizer of the part, and what it clips. Raises StudyError: numbers
-    of the optimizer contradict each other."""
+    """The fields of `Cell` of each optimizer, and what it clips. Raises StudyError."""
     clip_norm = chosen("clip_norm", workload, part)
     clipping = {"clip_norm": clip_norm, "clip_gradient": clip_norm and clipped_gradient(workload, part)}
     return [{**optimizer_fields(name, workload, part), **clipping} for name in part.optimizer]
 
 
 def optimizer_fields(name: str, workload: Workload, part: TrainingPart) -> dict[str, Any]:
-    """The fields of `Cell` that say how the optimizer is set: by the workload's keys, or else the part's.
-    Raises StudyError: the numbers contradict each other."""
+    """The fields of `Cell` of the optimizer: by the workload's keys, or else the part's; else StudyError."""
     values = {key: chosen(key, workload, part, default) for key, default in DEFAULTS[name].items()}
     if values.get("nesterov") and not values["momentum"]:
         raise StudyError("nesterov: true needs a momentum above 0")
@@ -96,8 +92,7 @@ def optimizer_fields(name: str, workload: Workload, part: TrainingPart) -> dict[
 
 
 def check_optimizer_keys(workload: Workload, part: TrainingPart, where: str) -> None:
-    """Refuses numbers of optimizers that the part does not have. Raises StudyError: naming the key and its
-    optimizers."""
+    """Refuses numbers of optimizers that the part does not have. Raises StudyError: naming the key."""
     for key in Training.model_fields:
         owners = [name for name, defaults in DEFAULTS.items() if key in defaults]
         if key in CLIPPING or set(owners) & set(part.optimizer):
@@ -122,8 +117,7 @@ def wires(part: TrainingPart, aggregator: Aggregator[Any]) -> list[str | None]:
 
 
 def local_updates(part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> list[dict[str, Any]]:
-    """The fields of `Cell` for each kind of block; of a step or aggregator without local updates those
-    without."""
+    """The fields of `Cell` for each kind of block; or those without local updates."""
     without: dict[str, Any] = dict.fromkeys(LOCAL_KEYS)
     if not can_be_local(step, aggregator):
         return [{"sync_every": 1, **without}]

@@ -28,8 +28,7 @@ class ChosenWorkload:
 
     @classmethod
     def of(cls, keys: Workload, dataset: Dataset | None = None) -> ChosenWorkload:
-        """The workload with those keys. Raises StudyError: a name or parameter is unknown, or model and data
-        set do not fit."""
+        """The workload with those keys. Raises StudyError: one is unknown, or model and data do not fit."""
         model = create_model(keys.model.name, keys.model.parameters)
         dataset = dataset or create_dataset(keys.dataset.name, keys.dataset.parameters)
         return cls(keys, model, dataset, resolve_shape(model, dataset))
@@ -68,8 +67,7 @@ class ChosenWorkload:
 
 
 def choose(choice: Workload | Alternatives, device: str, note: Callable[[str], None]) -> ChosenWorkload:
-    """The workload, or the first of several for this device whose data is here (the last, where none is).
-    Raises StudyError: none is for this device, or a name or parameter is unknown."""
+    """The workload, or the first of several whose data is here, else the last. Raises StudyError."""
     if isinstance(choice, Workload):
         return ChosenWorkload.of(choice)
     fitting = [keys for keys in choice.first_available if keys.device in (None, device)]

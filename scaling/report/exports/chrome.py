@@ -28,8 +28,7 @@ Event = dict[str, Any]
 
 
 def chrome_trace(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
-    """The lines of a JSON object, an event a line. Raises ScalingError: no step of these cells has a time on
-    the common clock."""
+    """The lines of a JSON object, an event a line; ScalingError: no step has a time on the common clock."""
     runs = [(cell, record.repeat) for cell in cells if cell.launches for record in cell.done]
     events = [event for cell, repeat in runs for event in _run(folder, cell, repeat)]
     if not events:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:  # they draw figures themselves
 
 @dataclass(frozen=True)
 class FigureInput:
-    """What figures are made of."""
-
     rows: Sequence[Row]  # the summary
     cells: Mapping[str, CellResult]  # the samples, by cell id
     # slug of a group -> what its cells put on the links of the machine

@@ -72,8 +72,7 @@ class BudgetBar:
 
 
 def budget_bars(group: CellGroup) -> list[BudgetBar]:
-    """One bar a cell that has profiled steps; parts it never had have no entry. They are sorted by the
-    workers, the most first, and then by the time of the step."""
+    """One bar a cell that has profiled steps, most workers first, then by the time of the step."""
     bars = [_bar(group, row) for row in group.rows if row["profiled_iteration_s"] is not None]
     return sorted(bars, key=lambda bar: (-bar.world_size, bar.iteration_ms))
 

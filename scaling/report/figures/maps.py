@@ -210,7 +210,6 @@ def column_labels(cells: Sequence[CellLinks]) -> list[str]:
 
 
 def busiest_links(cells: Sequence[CellLinks]) -> list[str]:
-    """Those that are drawn, equal ones together."""
     most = dict.fromkeys(all_links(cells), 0.0)
     for cell in cells:
         for use in cell.uses:

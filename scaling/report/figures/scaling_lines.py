@@ -96,8 +96,7 @@ def lines_over_workers(group: CellGroup, column: str, tip: Callable[[Row, str], 
 
 
 def _interval(row: Row, column: str) -> tuple[float, float]:
-    """A speedup's own, which holds the scatter of one worker's step too; else value x iteration_s is fixed: a
-    time's bound becomes the value's opposite bound."""
+    """A speedup's own, with one worker's scatter; else the opposite bounds of iteration_s."""
     if column == "speedup":
         ends = row["speedup_low"], row["speedup_high"]
         return (math.nan, math.nan) if None in ends else ends
@@ -165,8 +164,7 @@ def draw_scaling(
 
 
 def _drawn_lines(lines: Sequence[ScalingLine], winner: str | None) -> list[ScalingLine]:
-    """Those that are drawn: grey ones where they leave the others most of the height, and no bound that has
-    one worker alone."""
+    """Grey ones only where they leave the others most of the height, and no bound of one worker alone."""
     fastest = max(line.values[-1] for line in lines)
     standing = [value for line in lines if not _is_grey(line, winner) for value in line.values] or [fastest]
     lowest = min(standing) / max(LEAST_ROOM, (max(standing) / min(standing)) ** GREY_SHARE)

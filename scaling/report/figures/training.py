@@ -159,8 +159,7 @@ def standing_out(lines: Sequence[TrainingLine], looks: Looks) -> list[TrainingLi
 
 
 def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
-    """Training loss above, accuracy or error below; colour: aggregator, dashes: world size. Of several
-    trainings the median, in a band from the smallest to the largest."""
+    """Training loss above, accuracy or error below: medians, in a band from the smallest to the largest."""
     figure = new_figure(title, 5.2, ANSWER_WIDTH)
     loss_axes, accuracy_axes = figure.subplots(2, 1, sharex=True)
     chosen = standing_out(lines, looks)

@@ -97,8 +97,7 @@ DATA_IN_HOST_MEMORY = "data_in_host_memory"
 
 
 def has_data_in_host_memory(summary: Mapping[str, Any], notes: Iterable[str]) -> bool:
-    """Whether any rank's data set stayed in host memory; of a record older than the key, by its notes.
-    `summary`, `notes`: of the run's record."""
+    """Whether any rank's data set stayed in host memory; by the notes of a record older than the key."""
     if DATA_IN_HOST_MEMORY in summary:
         return any(summary[DATA_IN_HOST_MEMORY])
     return any(note.startswith("the data set does not fit on the device") for note in notes)
@@ -114,8 +113,7 @@ def upgraded_prediction(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kernels_then(recorded: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameter `kernels` of a lossy aggregator: torch's, where its record is older than the parameter.
-    `recorded`: the parameters in the record; `known`: all that the aggregator has today."""
+    """The parameter `kernels` of a lossy aggregator: torch's, where the record is older than it."""
     return {"kernels": "torch"} if recorded and "kernels" in known.keys() - recorded else {}
 
 
@@ -145,8 +143,7 @@ def upgraded_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def old_spans(line: Mapping[str, Any], phases: Iterable[str]) -> list[tuple[str, tuple[float, float]]]:
-    """The phases of one of the first lines, end to end: only their durations were recorded. `line`: without
-    `profiled`; `phases`: their names, in the order of a step."""
+    """The phases of one of the first lines, end to end: only their durations were recorded."""
     spans, end_s = [], 0.0
     for name in phases:
         if f"{name}_s" in line:

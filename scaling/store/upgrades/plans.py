@@ -44,8 +44,7 @@ _SCHEDULES: dict[str, Callable[[int, Mapping[str, Any]], Schedule]] = {
 def plan_before_records(
     aggregator: str, parameters: Mapping[str, Any], world_size: int, num_elements: int
 ) -> ExchangePlan:
-    """The plan of an aggregator's exchange as it was then. Raises ScheduleError: it is not among them, or its
-    schedule cannot be made."""
+    """The plan of an aggregator's exchange as it was then; ScheduleError: it cannot be made."""
     if aggregator not in _SCHEDULES:
         raise ScheduleError("which schedule its bytes follow is not known to the report")
     try:

@@ -41,8 +41,7 @@ class Kind(ABC, Generic[PartT, CellT]):
 
     @abstractmethod
     def cells(self, part: PartT, machine: AvailableMachine, where: str, notes: list[str]) -> Iterable[CellT]:
-        """The cells of a part on that machine. `notes`: takes what was decided for the user. Raises
-        StudyError: a combination cannot be, or devices are missing."""
+        """The cells of a part on that machine; `notes` takes what was decided. Raises StudyError."""
 
     @abstractmethod
     def run(self, cell: CellT, context: RunContext) -> RankSummary:
@@ -51,8 +50,7 @@ class Kind(ABC, Generic[PartT, CellT]):
 
     @abstractmethod
     def seconds(self, cell: CellT, num_cores: int, size: ModelSize | None) -> float:
-        """About how long the cell takes. `num_cores`: of the machine, which the workers share; `size`: of its
-        model; None where it has none."""
+        """About how long the cell takes; workers share the machine's `num_cores`."""
 
     def start_up_s(self, device: str) -> float:
         """What a launch of such cells alone is assumed to take before the first of them."""

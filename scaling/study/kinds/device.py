@@ -160,8 +160,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
 def _devices(
     part: DevicePart, points: Sequence[Point], num_gpus: int, where: str, notes: list[str]
 ) -> list[str]:
-    """Those that the part wants, that the points are for and that are here. Raises StudyError: there are
-    none."""
+    """Those that the part wants, that the points are for and that are here; StudyError: there are none."""
     wanted = [
         device
         for device in part.devices

@@ -184,8 +184,7 @@ def _first_of_pairs(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _further_pairs(cells: Sequence[Cell], pairs: Sequence[Cell]) -> list[Cell]:
-    """The cells that make FEWEST_PAIRS of them, of aggregators and world sizes that have none yet where there
-    are; none if that takes too long."""
+    """The cells that make FEWEST_PAIRS of them, of further aggregators and sizes, if time allows."""
     chosen, number = list(pairs), FEWEST_PAIRS - len(pairs)
     exchanging = [cell for cell in cells if cell.exchanges and cell not in pairs]
     others = sorted(exchanging, key=lambda cell: -cell.world_size)

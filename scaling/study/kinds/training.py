@@ -49,8 +49,7 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
     def extent(
         self, workload: ChosenWorkload, part: TrainingPartT, device: str, placement: str
     ) -> dict[str, Any]:
-        """The fields of `Cell` that this kind alone has: how long it runs, and on which data. `placement`:
-        where batches come from."""
+        """The fields of `Cell` that this kind alone has: how long it runs, and on which data."""
 
     @abstractmethod
     def steps_s(self, cell: Cell, step_s: float) -> float:

@@ -38,8 +38,7 @@ class TransferPart(Part):
 
 @dataclass(frozen=True)
 class TransferCell(CellWithoutModel):
-    """One combination of a transfer part. `seconds`: for measuring; the first operation of each size comes on
-    top."""
+    """One combination of a transfer part. `seconds`: but for the first operation of each size."""
 
     kind: ClassVar[str] = "transfer"
 

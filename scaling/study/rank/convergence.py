@@ -51,8 +51,7 @@ OF_EVERY_RANK = ("epoch", "train_s", "train_j", "bytes_sent")
 
 
 def converge(cell: Cell, context: RunContext) -> RankSummary:
-    """Trains `cell` and hands out its samples. Collective. `context`: of the rank; where it has a place for
-    checkpoints, some are made."""
+    """Trains `cell` and hands out its samples, with checkpoints where they have a place. Collective."""
     context.heartbeat.phase("set-up")
     prepared = PreparedStep(cell, context)
     _throw_away_step(cell, prepared.splits.train, context)
@@ -128,7 +127,6 @@ def _train(
 
 
 def plan_of(cell: Cell) -> TrainingPlan:
-    """What the cell is trained on, and with which rates."""
     assert cell.epochs is not None
     rule = cell.learning_rate_rule or "fixed"
     rate = LearningRate(
@@ -150,7 +148,6 @@ class _Saver:
         self._next_s = 0.0
 
     def is_due(self) -> bool:
-        """Whether any rank wants one now."""
         return self._group.largest(float(time.monotonic() >= self._next_s)) > 0
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -194,8 +191,7 @@ class TrainingCheckpoints:
         self._files.write(replace(checkpoint, saved_together=together).to_bytes(self._target))
 
     def last_common(self) -> tuple[Checkpoint | None, list[str]]:
-        """This rank's checkpoint of the epoch that all go on from, and what was not used, and why; the same
-        notes on every rank."""
+        """This rank's checkpoint of the last common epoch; notes, the same on every rank."""
         by_epoch, notes = self._good()
         limit = max(by_epoch, default=0)
         while True:

@@ -291,8 +291,7 @@ def _record(
 
 
 def plan_record(cell: Cell, tensor_shapes: str) -> dict[str, Any]:
-    """`plan`, as the aggregator's own stages have it, or `plan_unknown` with the reason; of a run's summary.
-    `tensor_shapes`: of its model, as the run records them."""
+    """`plan`, as the aggregator's own stages have it, or `plan_unknown` with the reason."""
     try:
         with own_errors(f"the plan of aggregator {cell.aggregator!r}"):
             stages = [

@@ -99,8 +99,7 @@ class Loaded:
         return self._flops[key]
 
     def matrix_rate(self, cell: Cell, group: Group) -> MatrixRate | None:
-        """This rank's, in the cell's precision and with its threads: measured once a launch, on all ranks at
-        the same time. Collective."""
+        """This rank's, in the cell's precision: measured once a launch. Collective."""
         precision = cell.precision or ("tf32" if cell.tf32 else "float32")
         key = precision, cell.threads
         if key not in self._rates:

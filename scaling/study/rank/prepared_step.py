@@ -34,8 +34,7 @@ UNUSED_BUCKET_MB = 25.0  # of a step without DDP
 
 
 class PreparedStep:
-    """The step of one cell, with the checks of its exchanges. Collective. `check`: has seen the first steps,
-    which were checked."""
+    """The step of one cell, of which `check` has seen the first ones. Collective."""
 
     def __init__(self, cell: Cell, context: RunContext) -> None:
         self._cell, self._context = cell, context
