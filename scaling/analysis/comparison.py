@@ -79,8 +79,7 @@ class CellComparison:
         return self.tested.error is None
 
     def launches_needed(self, level: float) -> int | None:
-        """The launches per side needed to find a difference of this size at that level; None if impractically
-        many. With one launch the scatter of a typical machine is assumed."""
+        """The launches per side needed to find this difference at that level; None if impractically many."""
         deviation = ONE_LAUNCH_SCATTER * 2**0.5
         if self.tested.error is not None:
             deviation = self.tested.error * min(self.num_launches) ** 0.5
@@ -166,7 +165,6 @@ class Comparison:
 
     @property
     def level_of_each(self) -> float:
-        """The level at which a pair is called different, independent of the other pairs."""
         return self.level / max(1, self.num_tests)
 
     def detectable(self, cell: CellComparison) -> float | None:

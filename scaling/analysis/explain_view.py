@@ -126,8 +126,7 @@ class View:
 
     @cached_property
     def slow_rank(self) -> rank_times.SlowRankTimes | None:
-        """The rank that the others wait for in every launch, and in the A/A replicate's; None if there is
-        none, or if profiling adds as much to a step."""
+        """The rank that the others wait for in every launch, in the A/A replicate's too, if any."""
         if self.cell is None or not self.exchanges:
             return None
         replicate = self.study.replicates.get(self.cell.cell_id)
@@ -144,8 +143,7 @@ class View:
 
     @cached_property
     def queued_ratios(self) -> list[float] | None:
-        """The part of the measured window in which each rank's main thread waited for a core: the median over
-        repeats; None unless recorded for all."""
+        """The part of the window in which each rank waited for a core: the repeats' median, if of all."""
         ratios = [
             [
                 sample["queued_s"] / sample["window_s"]
@@ -203,7 +201,6 @@ class View:
         return {**values, **changed, "is_shown": is_shown}
 
     def times_of(self, other: Row) -> tuple[float, tuple[float, float] | None]:
-        """How many times as long another cell's step is, and its 95% interval; None of one launch."""
         ids = self.row["cell_id"], other["cell_id"]
         known = all(map(self.study.scatter.num_launches, ids))
         interval = self.study.scatter.difference(*ids).interval if known else None
@@ -211,8 +208,7 @@ class View:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The bytes that a rank moves, over the time of its exchange, hidden or not; None where copies to
-        host memory and back, which are bytes too, have phases of their own."""
+        """A rank's bytes over the time of its exchange; None where copies to host memory have own phases."""
         sent, seconds = self.row["wire_bytes_per_rank"], self.seconds("exposed_comm_s", "hidden_comm_s")
         if self.row["d2h_s"] is not None or self.row["h2d_result_s"] is not None:
             return None

@@ -69,8 +69,7 @@ class CellGroup:
         return self._differing[axis]
 
     def name(self, row: Row) -> str:
-        """A row's aggregator, with the settings that tell it from others with that label; of an attached
-        script its arm."""
+        """A row's aggregator, with the settings that tell it apart; of an attached script its arm."""
         if row["arm"] is not None:
             return "clock (mean of all steps)" if row["arm"] == "clock" else str(row["arm"])
         parts = [with_local_updates(row)]
@@ -81,7 +80,8 @@ class CellGroup:
         elif row["bucket_sizes_mb"] is not None:
             parts.append(f"{row['bucket_sizes_mb']} MiB")
         if self.differs("input_placement") or self.differs("loader_workers"):
-            parts.append(placement_name(row, several_workers=self.differs("loader_workers")))
+            by_workers = self.differs("loader_workers") and row["loader_workers"] is not None
+            parts.append(row["input_placement"] + f" x {row['loader_workers']}" * by_workers)
         if len(self._wires[row["aggregator"], row["world_size"]]) > 1:
             parts.append(str(row["wire"]))
         if is_of_older_code(row):
@@ -98,13 +98,6 @@ class CellGroup:
 def without_older_code(name: str) -> str:
     """The name that the cell has once it is measured again."""
     return name.removesuffix(f", {OLDER}")
-
-
-def placement_name(row: Row, *, several_workers: bool) -> str:
-    """The input placement; with a loader also the number of its workers, if that differs."""
-    if several_workers and row["loader_workers"] is not None:
-        return f"{row['input_placement']} x {row['loader_workers']}"
-    return str(row["input_placement"])
 
 
 _NAMED = Shared.WORKLOAD | Shared.GROUP

@@ -29,8 +29,7 @@ SLOW_LEVEL = 0.02  # chance of finding a slow launch where none is, of both test
 
 
 def slow_launches(logs: FloatArray) -> list[int]:
-    """The columns of launches that are slow in most cells, fewer than half, of logarithms of times, [cell,
-    launch]; cells with NaN are ignored."""
+    """The launches that are slow in most cells, fewer than half; logarithms of times, [cell, launch]."""
     logs = logs[np.isfinite(logs).all(axis=1)]
     num_cells, num_launches = logs.shape
     if num_cells < FEWEST_FOR_MEDIAN or num_launches < FEWEST_LAUNCHES:

@@ -141,7 +141,6 @@ def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Ro
 
 
 def family_key(row: Row) -> tuple[Any, ...]:
-    """A key that is equal for rows that differ only in the seed and in where they ran."""
     return (*(row[name] for name in columns_without(Role.RECORDED | Role.REPETITION)), row["target_accuracy"])
 
 

@@ -27,8 +27,7 @@ class Match:
 
 
 def match_cells(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[Match], list[Row], list[Row]]:
-    """The pairs of two summaries' cells, in a's order, and the rows of a and of b without a partner; second
-    cells of A/A pairs are left out."""
+    """The pairs of two summaries' cells, in a's order, and the rows of a and of b without a partner."""
     left, right = ([row for row in rows if _is_compared(row)] for rows in (a, b))
     partner: dict[str, Row] = {}
     partners: set[str] = set()

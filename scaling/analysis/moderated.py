@@ -87,8 +87,7 @@ def inflated(variances: Variances, factors: FloatArray | float) -> Variances:
 
 
 def own_variances(logs: FloatArray) -> Variances:
-    """Each cell's variance over its launches, [cell, launch] with NaN where there is none, without other
-    cells' help."""
+    """Each cell's variance over its launches, [cell, launch] with NaN where there is none, by itself."""
     known = np.isfinite(logs)
     count = known.sum(axis=1)
     deviations = np.where(known, logs - means(logs)[:, None], 0.0)
@@ -149,19 +148,13 @@ def steadiness(logs: FloatArray) -> FloatArray:
     return weights
 
 
-def weighted_median(values: FloatArray, weights: FloatArray) -> float:
-    """The value with half of the weight below it, interpolated; with equal weights the usual median."""
-    order = np.argsort(values, kind="stable")
-    return _median_of_ordered(values[order], weights[order])
-
-
 def _median_of_ordered(values: FloatArray, weights: FloatArray) -> float:
+    """The value with half of the weight below it, interpolated."""
     return float(np.interp(weights.sum() / 2, np.cumsum(weights) - weights / 2, values))
 
 
 def medians_of_others(values: FloatArray, weights: FloatArray | None = None) -> FloatArray:
-    """For each value, the median of the others in its column, [cell, column]; NaN values are ignored. Cells
-    may have weights."""
+    """For each value, the (weighted) median of the others in its column, [cell, column]; NaN is ignored."""
     result = np.full(values.shape, np.nan)
     weights = np.ones(len(values)) if weights is None else weights
     for column, column_values in enumerate(values.T):
@@ -261,7 +254,8 @@ def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[
     has_own = within.degrees > 0
     # Of cells of very unequal noise nearer to the steady ones: what all share is no more than these show.
     own = np.maximum(within.values[has_own], ROUNDING)
-    typical = weighted_median(own, own**-0.25)
+    own.sort()
+    typical = _median_of_ordered(own, own**-0.25)
     return (degrees * variance + LAUNCHES_ADDED * typical) / (degrees + LAUNCHES_ADDED), degrees
 
 

@@ -104,8 +104,7 @@ def pair_floor(first: CellResult, second: CellResult) -> float | None:
 
 
 def aa_warnings(cells: Sequence[CellResult], scatter: StudyScatter) -> list[Finding]:
-    """The A/A pairs that differ by more than their launches scatter; none if their variance component is in
-    use."""
+    """The A/A pairs that differ by more than their launches scatter, if no component stands for that."""
     if scatter.offset_degrees:
         return []
     warnings = []

@@ -95,8 +95,7 @@ class Objective:
     smallest_efficiency: float | None = None  # a candidate's parallel efficiency is at least this; None: any
 
     def with_ties_by_time(self, candidates: Sequence[Candidate], are_ties: Sequence[bool]) -> list[Candidate]:
-        """The candidates, smallest value first; unless time is wanted, of those that tie with the first the
-        fastest is in front."""
+        """The candidates, smallest value first; of those that tie with the first the fastest is in front."""
         if self.name not in AGAINST_TIME:
             return list(candidates)
         tied = [candidates[0], *(one for one, is_tie in zip(candidates, are_ties, strict=True) if is_tie)]

@@ -170,8 +170,7 @@ def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Findi
 
 
 def _trained(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
-    """Trainings of one seed each with an accuracy after the last epoch, against the best exact one; of
-    several seeds their noise says it (`scaling.analysis.seed_noise`)."""
+    """Trainings of one seed each with an accuracy after the last epoch, against the best exact one."""
     shared = ("model", "dataset", "world_size")
     names = (*shared, "aggregator", "final_test_accuracy", "train_s")
     done = [row for row in rows if row["kind"] == "convergence" and row["final_test_accuracy"] is not None]

@@ -220,6 +220,7 @@ def _recommend(
     state, faster, slower = _with_unsure(state, choice, candidates, unsure)
     rivals_and_unsure = [*rivals, *faster]
     open_ids = {rival.candidate.cell_id for rival in rivals_and_unsure}
+    ids = {candidate.cell_id for candidate in candidates}
     return Recommendation(
         wanted.text,
         workload.given,
@@ -245,7 +246,7 @@ def _recommend(
             if difference.interval is not None
         },
         ruled_out=[other for other in others if other.cell_id not in open_ids],
-        remarks=scatters.of_times.remarks_on({candidate.cell_id for candidate in candidates}),
+        remarks=[one for one in scatters.of_times.remarks if not one.cells or ids & set(one.cells)],
         trade_off=trade_off(wanted.name, candidates),
     )
 

@@ -60,8 +60,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Noise:
-    """Of exact combinations together: variance of a score over seeds, its degrees of freedom, and the
-    correlation of trainings of equal seed."""
+    """Of exact combinations: variance of a score over seeds, its degrees, correlation of equal seeds."""
 
     variance: float
     degrees: float

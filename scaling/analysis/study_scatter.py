@@ -11,7 +11,7 @@ little of it and is a warning; from FEWEST_PAIRS on their component of variance 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,10 +58,6 @@ class StudyScatter:
     # correlation of its launches with those before, which the variances of the scatters allow for
     serial: Serial = INDEPENDENT
     remarks: tuple[Finding, ...] = ()  # what about the launches a reader must know to believe the intervals
-
-    def remarks_on(self, cells: Collection[str]) -> list[Finding]:
-        """The remarks that some of these cells are in, or that are about the whole study."""
-        return [remark for remark in self.remarks if not remark.cells or set(remark.cells) & set(cells)]
 
     def num_launches(self, cell: Hashable) -> int:
         """The number of the cell's launches; 0 if it has no time."""

@@ -119,8 +119,7 @@ class BucketTimes:
 
 
 def bucket_times(cell: CellResult, num_bytes: tuple[int, ...] | None = None) -> BucketTimes:
-    """The times of a profiled cell's buckets, of `num_bytes`, or as its run recorded them; ScalingError where
-    nothing was profiled, or it is not known which bucket a span is of."""
+    """The times of a profiled cell's buckets, of `num_bytes` or as recorded; ScalingError: not known."""
     recorded = [record.summary.get("bucket_bytes") for record in cell.done]
     sizes = num_bytes or tuple(next(filter(None, recorded), ()))
     steps = [step.ranks for launch in cell.launches for step in launch.profiled_steps]

@@ -109,7 +109,9 @@ def verdict_of(
         **{
             "num_launches": choice.num_launches,
             "has_one_worker_once": _has_one_worker_once(choice.row, known.rows),
-            "half_width_ratio": _half_width(choice),
+            "half_width_ratio": None
+            if choice.low is None or choice.high is None
+            else (choice.high - choice.low) / 2 / choice.value,
             "noise_floor": choice.row["noise_floor"],
             "more_repeats": recommendation.more_repeats,
             "is_noisy": recommendation.is_noisy,
@@ -201,8 +203,7 @@ def _measured(choice: Candidate, candidates: Sequence[Candidate], ratios: Ratios
 
 
 def _over_one_worker(choice: Candidate, singles: Sequence[Candidate], ratios: Ratios) -> dict[str, Any]:
-    """The speedup of trainings, of the seeds that both have, if any. Where the two have unlike trainings,
-    `unlike` says how many one worker has, and which seeds are compared."""
+    """The speedup of trainings, of the seeds that both have; `unlike` says where they have others."""
     shared = [single for single in singles if _shared_trainings(single, choice)]
     if not shared:
         return dict.fromkeys((*SPEEDUP, "parallel_efficiency", "unlike"))
@@ -273,8 +274,7 @@ def _shared_trainings(candidate: Candidate, choice: Candidate) -> list[Any]:
 def _next_best(
     choice: Candidate, others: Sequence[Candidate], ratios: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """The fastest slower setting with the same number of workers; `at_most_ratio` where the times alone do
-    not show that it is slower by more than a tie, `range` where the interval of their ratio is wide."""
+    """The fastest slower setting on as many workers, with what its times do not show."""
     slower = [other for other in others if other.row["world_size"] == choice.row["world_size"]]
     first = min(slower, key=lambda other: other.value, default=None)
     if first is None:
@@ -296,9 +296,3 @@ def _best_of_other_sizes(choice: Candidate, others: Sequence[Candidate]) -> dict
     if best is None:
         return None
     return {"world_size": best.row["world_size"], "slower_ratio": _ratio(best, choice) - 1}
-
-
-def _half_width(choice: Candidate) -> float | None:
-    if choice.low is None or choice.high is None:
-        return None
-    return (choice.high - choice.low) / 2 / choice.value

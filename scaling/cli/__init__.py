@@ -159,7 +159,7 @@ def main() -> None:
         broken = ended.__context__
         if not isinstance(broken, BrokenPipeError):  # which typer and rich end with code 1
             raise
-        if not _is_unread(1):  # another pipe, as of a worker
+        if not _is_unread():  # another pipe, as of a worker
             raise broken from None
         with suppress(OSError):  # stderr may be the same pipe
             note("stdout is read no more (as by `| head`): the rest was not printed")
@@ -187,10 +187,10 @@ def _require_text(words: list[str]) -> None:
             )
 
 
-def _is_unread(descriptor: int) -> bool:
-    """Whether it is a pipe or a terminal at whose other end nobody is left."""
+def _is_unread() -> bool:
+    """Whether stdout is a pipe or a terminal at whose other end nobody is left."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # what is wrong is told without being asked for
+    poll.register(1, 0)  # what is wrong is told without being asked for
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 

@@ -85,8 +85,7 @@ def next_run(verdict: Finding, folder: ResultsFolder) -> NextRun | None:
 
 
 def command_of(verdicts: Sequence[Finding], noise: Sequence[Finding], folder: ResultsFolder) -> str:
-    """The command of the next experiment, to be pasted: that of the first answer, or three seeds where there
-    is neither an answer nor a spread over seeds; "" where there is none."""
+    """The command of the first answer's next experiment, or of three seeds; "" where there is none."""
     if verdicts:
         has_next = next_run(verdicts[0], folder) is not None
     else:

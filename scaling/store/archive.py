@@ -163,7 +163,7 @@ class Archive:
     @cached_property
     def _table(self) -> tuple[bytes, list[str], dict[RankFile, tuple[int, int]]]:
         """The table's text, the keys of its samples, and where each file's rows begin and end."""
-        _allow_long_values()
+        csv.field_size_limit(2**31 - 1)  # the losses of an epoch's steps are long
         try:
             content = gunzipped(read_bytes(self.path))
             stream = io.BytesIO(content)
@@ -209,8 +209,3 @@ def _places(rows: io.BytesIO) -> dict[RankFile, tuple[int, int]]:
     if file:
         places[file] = (start, position)
     return places
-
-
-def _allow_long_values() -> None:
-    """The losses of an epoch's steps are longer than what the csv module reads by default."""
-    csv.field_size_limit(2**31 - 1)

@@ -16,15 +16,11 @@ from scaling.store.records import RunRecord
 
 @dataclass(frozen=True)
 class CodeChange:
-    """One of them. `made_at`: UTC, ISO 8601 to the second; `what`: today's code has, as a clause: "one-bit
-    gradients have kernels of their own"; `aggregators`: names of those whose cells it concerns; `devices`: on
-    which; `steps`: in which kinds of steps; (): in all."""
-
-    made_at: str
-    what: str
-    aggregators: tuple[str, ...]
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    steps: tuple[str, ...] = ()
+    made_at: str  # UTC, ISO 8601 to the second
+    what: str  # today's code has, as a clause: "one-bit gradients have kernels of their own"
+    aggregators: tuple[str, ...]  # names of those whose cells it concerns
+    devices: tuple[str, ...] = ("cpu", "cuda")  # on which
+    steps: tuple[str, ...] = ()  # in which kinds of steps; (): in all
 
 
 CODE_CHANGES = (

@@ -212,8 +212,7 @@ def damaged(where: object, error: DocumentError, mend: str) -> StoreError:
 
 @contextmanager
 def fitting(where: object, mend: str) -> Iterator[None]:
-    """Turns what values lead to that are each allowed, but do not fit together, into an error of their file.
-    `where`: the file or folder that they are from; `mend`: what to do. Raises StoreError: naming it."""
+    """Turns what allowed values that do not fit together lead to into a StoreError of their file."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -130,7 +130,6 @@ class ResultsFolder:
 
     # -- runs ------------------------------------------------------------------------------------------------
     def plan_run(self, cell_id: str, repeat: int, cell: Mapping[str, Any]) -> None:
-        """Records a run as planned, unless it is known already."""
         if not self._has_run(cell_id, repeat):
             self.write_run(RunRecord(cell_id, repeat, dict(cell)))
 

@@ -251,8 +251,7 @@ class RunModel(BaseModel):
 
 
 def validate(model: type[BaseModel], values: Any, where: object, mend: str, text: str | None = None) -> None:
-    """Checks what a file holds. `mend`: what to do about a file that is wrong; `text`: of the file, to tell
-    the line. Raises StoreError: naming each key that is wrong, its line, and what is allowed."""
+    """Checks what a file holds. Raises StoreError: naming keys, lines (of `text`) and what is allowed."""
     try:
         model.model_validate(values)
     except ValidationError as error:

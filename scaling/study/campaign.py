@@ -39,13 +39,12 @@ THIS = "this environment"
 
 @dataclass(frozen=True)
 class Campaign:
-    """The folders of both environments. `a`, `b`: of the command's environment and of the other one; `id`:
-    equal in the records of all pairs; `other`: name of the environment of b."""
+    """The folders of both environments."""
 
-    a: ResultsFolder
+    a: ResultsFolder  # a, b: of the command's environment and of the other one
     b: ResultsFolder
-    id: str
-    other: str
+    id: str  # equal in the records of all pairs
+    other: str  # name of the environment of b
 
     @classmethod
     def of(cls, a: ResultsFolder, b: ResultsFolder, other: str) -> Campaign:
@@ -141,11 +140,10 @@ MOST_CELLS_NAMED = 3
 
 @dataclass(frozen=True)
 class OtherEnvironment:
-    """One that a campaign compares with the command's own. `name`: as it is recorded of runs: what was asked
-    for, with whole paths and commits; `workers`: what its workers are started with."""
+    """One that a campaign compares with the command's own."""
 
-    name: str
-    workers: WorkerEnvironment
+    name: str  # as it is recorded of runs: what was asked for, with whole paths and commits
+    workers: WorkerEnvironment  # what its workers are started with
 
 
 def other_environment(text: str, out: Path) -> OtherEnvironment:

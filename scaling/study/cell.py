@@ -26,12 +26,11 @@ NO_PART_OF_THE_IDENTITY = frozenset(
 
 @dataclass(frozen=True)
 class AvailableMachine:
-    """What a study is resolved against. `num_gpus`: GPUs that torch can use here; on several nodes, of one
-    node; `num_cores`: CPU cores that this process may use; `num_nodes`: nodes of the launch."""
+    """What a study is resolved against."""
 
-    num_gpus: int
-    num_cores: int
-    num_nodes: int = 1
+    num_gpus: int  # GPUs that torch can use here; on several nodes, of one node
+    num_cores: int  # CPU cores that this process may use
+    num_nodes: int = 1  # nodes of the launch
 
 
 class AnyCell(Protocol):
@@ -211,14 +210,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class ResolvedStudy:
-    """A study's cells on one machine. `repeats`: cell -> how often it is run, each time in another launch;
-    `notes`: what was decided for the user: the device, sizes dropped, the data set taken; `part_of`: cell id
-    -> number of the study's part that it is of, from 0; of several the last."""
+    """A study's cells on one machine."""
 
     name: str
-    repeats: dict[str, int]
+    repeats: dict[str, int]  # cell -> how often it is run, each time in another launch
     cells: dict[str, AnyCell]
-    notes: list[str]
+    notes: list[str]  # what was decided for the user: the device, sizes dropped, the data set taken
+    # cell id -> number of the study's part that it is of, from 0; of several the last
     part_of: dict[str, int] = field(default_factory=dict)
 
     @property

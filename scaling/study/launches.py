@@ -61,11 +61,10 @@ def _start_up(name: str, parameters: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of worker processes, and the cells they work through, once each. `repeat`: which of the
-    study's repeats its runs are."""
+    """One start of worker processes, and the cells they work through, once each."""
 
     settings: Settings
-    repeat: int
+    repeat: int  # which of the study's repeats its runs are
     cells: list[AnyCell]
 
     def to_json(self) -> dict[str, Any]:

@@ -178,8 +178,7 @@ class Recipe(Strict):
 
 
 class Workload(Training, Recipe):
-    """What is trained: a model on a data set, at a batch size; may set its own training parameters. With
-    `device` it is one of several alternatives, for that device alone."""
+    """What is trained: a model on a data set, at a batch size; with `device` for that device alone."""
 
     model: Component
     """A name of `scaling list models` or `module:attribute`, alone or with parameters."""

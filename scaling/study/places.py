@@ -60,8 +60,7 @@ def sizes_of(part: AnyPart, num_gpus: int, num_cores: int = CPU_WORKERS) -> list
 def world_sizes_on(
     part: Part, device: str, machine: AvailableMachine, where: str, notes: list[str]
 ) -> list[int]:
-    """The part's world sizes for which there are GPUs; all of them on the CPU. Raises StudyError: there are
-    too few, and the part does not drop what is missing."""
+    """The part's world sizes for which there are devices. Raises StudyError: there are too few."""
     available = machine.num_gpus * machine.num_nodes
     wanted = sizes_of(part, 0 if device == "cpu" else available, machine.num_cores * machine.num_nodes)
     if len(set(wanted)) != len(wanted):
@@ -157,8 +156,7 @@ def check_sharing(
     num_gpus: int,
     where: str,
 ) -> None:
-    """Refuses what workers that share a GPU cannot do. Raises StudyError: naming the combination, the rule
-    and a way out."""
+    """Refuses what workers that share a GPU cannot do. Raises StudyError: naming the rule and a way out."""
     if not sizes:
         return
     which = f"world size {min(sizes)} on {_gpus(num_gpus)}"

@@ -82,8 +82,6 @@ def _launch(launch: Launch, sizes: dict[str, ModelSize]) -> dict[str, Any]:
 
 
 def model_sizes(study: ResolvedStudy) -> dict[str, ModelSize]:
-    """Cell id -> size of its model, where it has one, without making its values."""
-
     def size_of(cell: Cell) -> ModelSize:
         model = create_model(cell.model, cell.model_parameters)
         shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))

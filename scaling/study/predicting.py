@@ -193,8 +193,7 @@ class _NothingDrawn(TorchFunctionMode):
 def cells_on(
     study: Study, topology: Topology, world_sizes: Sequence[int] | None
 ) -> tuple[list[Cell], list[NotPredicted]]:
-    """The study's cells as they would be on that machine, and the combinations that cannot be. `study`:
-    transfers and A/A pairs are left out; `world_sizes`: in place of the study's."""
+    """The study's cells as on that machine, but for transfers and A/A pairs, and what cannot be."""
     gpus = topology.machine.of_kind("gpu")
     cores = sum(device.cores or 0 for device in topology.machine.of_kind("cpu")) or 1
     machine = AvailableMachine(len(gpus), cores, topology.num_nodes)
@@ -241,8 +240,7 @@ def _one_by_one(
 def predict_cells(
     cells: Iterable[Cell | Mapping[str, Any]], predictor: Predictor, tensor_shapes: str = ""
 ) -> tuple[list[Prediction], list[NotPredicted]]:
-    """Every cell that can be predicted; the others with the reason. `tensor_shapes`: of the cells' model,
-    where it is a script's own and cannot be built."""
+    """Every cell that can be predicted; the others with the reason."""
     predicted, left_out = [], []
     for cell in cells:
         values = cell.to_dict() if isinstance(cell, Cell) else cell

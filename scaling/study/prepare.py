@@ -73,8 +73,7 @@ def _runs_left(folder: ResultsFolder, resolved: ResolvedStudy) -> bool:
 
 
 def check_settings(resolved: ResolvedStudy, environ: Mapping[str, str]) -> None:
-    """Refuses environment variables that would make cells something else than they say. Raises StudyError:
-    naming the variable."""
+    """Refuses environment variables that contradict the cells. Raises StudyError: naming the variable."""
 
     def is_set(name: str) -> bool:
         return environ.get(name, "0") not in ("", "0")

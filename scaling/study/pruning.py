@@ -37,13 +37,12 @@ SET_UP_S = 0.5
 
 @dataclass(frozen=True)
 class CellChoice:
-    """Whether a cell is to be measured. `seconds`: what measuring it is predicted to take, without the start
-    of its launch."""
+    """Whether a cell is to be measured."""
 
     cell: Cell
     keep: bool
     reason: str
-    seconds: float
+    seconds: float  # what measuring it is predicted to take, without the start of its launch
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the predictions behind it are simulated."""

@@ -95,13 +95,12 @@ def _require_own_label(cell: AnyCell, labelled: dict[str, Cell]) -> None:
 
 @dataclass(frozen=True)
 class JobShape:
-    """A job's nodes. `world_sizes`: what it will run, ascending; `workers_per_node`: at most, on each;
-    `gpus_per_node`: 0 for a study on CPUs."""
+    """A job's nodes."""
 
-    world_sizes: list[int]
+    world_sizes: list[int]  # what it will run, ascending
     nodes: int
-    workers_per_node: int
-    gpus_per_node: int
+    workers_per_node: int  # at most, on each
+    gpus_per_node: int  # 0 for a study on CPUs
 
 
 def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None = None) -> JobShape:

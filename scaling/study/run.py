@@ -57,9 +57,7 @@ class ProgressListener(Protocol):
 
 @dataclass(frozen=True)
 class RunCommand:
-    """What a worker is started with: the same words as `scaling run`. `stall_timeout_s`: of the study, where
-    workers are told the launch (`scaling.study.launches.hand_over`) (None: they resolve the study
-    themselves)."""
+    """What a worker is started with: the words of `scaling run`; a stall timeout where it is told more."""
 
     study: str
     overrides: Sequence[str]
@@ -72,8 +70,7 @@ class RunCommand:
 
 @dataclass
 class StudyRun:
-    """A results folder that is prepared, and what its launches are started with. `began`: the time at which
-    it was made."""
+    """A results folder that is prepared, and what its launches are started with."""
 
     folder: ResultsFolder
     study: ResolvedStudy
@@ -83,7 +80,7 @@ class StudyRun:
     scope: Scope = EVERYTHING_HERE
     before_launch: Callable[[Launch], None] = lambda _: None
     environment: WorkerEnvironment = THIS_ENVIRONMENT
-    began: str = field(default_factory=now)
+    began: str = field(default_factory=now)  # the time at which it was made
     _failed_starts: dict[tuple[object, int], int] = field(default_factory=dict)
 
     def begin(self) -> None:

@@ -25,8 +25,7 @@ Facts = Mapping[str, str | None]
 
 
 def start_facts(study: str, arguments: Sequence[str]) -> Facts:
-    """What must be the same on all ranks. `study`: its name or file; `arguments`: of the worker, all of
-    them."""
+    """What must be the same on all ranks: of a study, by name or file, and of the worker's arguments."""
     try:
         text: str | None = study_text(study)
     except StudyError:

@@ -20,8 +20,7 @@ from scaling.study.launches import Launch, remaining_launches
 
 @dataclass(frozen=True)
 class Scope:
-    """Which launches are run, and how. `world_size`: the only one whose launches are run, while others run
-    the rest (None: all of them)."""
+    """Which launches are run, and how; with `world_size` those alone, while others run the rest."""
 
     launcher: Launcher = field(default_factory=LocalLauncher)
     world_size: int | None = None

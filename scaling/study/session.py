@@ -86,15 +86,13 @@ ReportT = TypeVar("ReportT")
 
 @dataclass(frozen=True)
 class RunResult(Generic[ReportT]):
-    """What a run has come to. `report`: of the whole study; None where one world size alone was run;
-    `left_out`: a line for each reason why some runs stay planned; `leaves_the_rest`: what is left out is no
-    failure: other jobs may wait for the success of this one."""
+    """What a run has come to."""
 
     folder: ResultsFolder
-    report: ReportT | None
+    report: ReportT | None  # of the whole study; None where one world size alone was run
     failed: list[RunRecord]
-    left_out: list[str]
-    leaves_the_rest: bool
+    left_out: list[str]  # a line for each reason why some runs stay planned
+    leaves_the_rest: bool  # what is left out is no failure: other jobs may wait for the success of this one
 
     @property
     def is_failure(self) -> bool:

@@ -36,14 +36,12 @@ MAX_BYTES, MOST_LINES, MOST_GPUS = 1 << 20, 10_000, 4096
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a table does not say itself. `name`: of the model or script; `batch`: of a GPU if `scaling` is
-    weak, of all if strong (0: not known); `scaling`: "weak" or "strong"; `num_parameters`: of the model, for
-    predictions (0: not known)."""
+    """What a table does not say itself."""
 
-    name: str
-    batch: int = 0
-    scaling: Literal["weak", "strong"] = "weak"
-    num_parameters: int = 0
+    name: str  # of the model or script
+    batch: int = 0  # of a GPU if `scaling` is weak, of all if strong (0: not known)
+    scaling: Literal["weak", "strong"] = "weak"  # "weak" or "strong"
+    num_parameters: int = 0  # of the model, for predictions (0: not known)
 
 
 def read_table(path: Path) -> dict[int, list[float]]:

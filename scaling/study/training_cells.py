@@ -156,8 +156,7 @@ def _combinations(
 
 
 def _is_todays_step(variant: Mapping[str, Any], world_size: int) -> bool:
-    """Whether local updates, if any, train as without them: the mean is of one model, or of models that took
-    one step of SGD, which is linear in the gradient unless that is clipped."""
+    """Whether local updates, if any, train as without them: a mean of one SGD step each, unclipped."""
     is_linear = variant["sync_every"] == 1 and variant["optimizer"] == "sgd" and variant["clip_norm"] is None
     is_mean = variant["outer_update"] in WITHOUT_MOMENTUM
     return variant["outer_update"] is None or (is_mean and (world_size == 1 or is_linear))

@@ -67,8 +67,7 @@ def measured_study(
     cells: Sequence[Cell],
     sizes_mb: Sequence[Sequence[Sequence[float]]],
 ) -> Study:
-    """The study that screens: a part for each cell, with DDP's own buckets, others, and no exchange.
-    `sizes_mb`: of each cell the candidates, each as the sizes of its buckets."""
+    """The study that screens: of each cell DDP's own buckets, the candidates (sizes), and no exchange."""
     parts = []
     for cell, candidates in zip(cells, sizes_mb, strict=True):
         part = _of_sizes(study, resolved, cell, SCREENING_LAUNCHES, candidates)

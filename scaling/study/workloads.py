@@ -18,13 +18,10 @@ from scaling.workloads.registry import build_module, create_dataset, create_mode
 
 @dataclass(frozen=True)
 class ChosenWorkload:
-    """A workload that is there. `model`, `dataset`: what the names stand for; `shape`: on which both
-    agree."""
-
     keys: Workload
-    model: Model
+    model: Model  # model, dataset: what the names stand for
     dataset: Dataset
-    shape: DataShape
+    shape: DataShape  # on which both agree
 
     @classmethod
     def of(cls, keys: Workload, dataset: Dataset | None = None) -> ChosenWorkload:

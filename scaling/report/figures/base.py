@@ -45,7 +45,6 @@ class FigureInput:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        """An aggregator's label -> its colour and marker, the same in every figure of several aggregators."""
         labels = [row["aggregator"] for row in self.rows if not has_no_model(row)]
         trained = {row["aggregator"] for row in self.rows if row["kind"] == "convergence"}
         return aggregator_looks(labels, trained)
@@ -82,8 +81,7 @@ class FigureKind:
 
 
 def figure(*, section: str) -> Callable[[Draw], FigureKind]:
-    """Makes a figure of a function that yields what it draws; nothing where the results do not have it. It
-    stands in that section of the page; StudyError: there is none such."""
+    """Makes a figure of a function that yields what it draws, for that section; else StudyError."""
     if section not in TITLES:
         raise StudyError(f"a figure's section is one of {', '.join(TITLES)}, not {section!r}")
     return lambda draw: FigureKind(section, draw)

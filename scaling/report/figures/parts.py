@@ -213,15 +213,11 @@ def broken(label: str) -> str:
     return label if len(label) <= LONGEST_LABEL or name == label else f"{name}\n{label[len(name) :]}"
 
 
-def legend_below(
-    figure: Figure | SubFigure, handles: Sequence[Artist], title: str | None = None, **how: Any
-) -> None:
+def legend_below(figure: Figure | SubFigure, handles: Sequence[Artist], **how: Any) -> None:
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
     room = LEGEND_CHARACTERS_PER_INCH * figure.bbox.width / figure.dpi
     columns = max(1, min(len(handles), int(room / (longest + HANDLE_CHARACTERS))))
-    figure.legend(
-        handles=handles, title=title, loc="outside lower left", alignment="left", ncols=columns, **how
-    )
+    figure.legend(handles=handles, loc="outside lower left", alignment="left", ncols=columns, **how)
 
 
 def add_tip(axes: Axes, x: float, y: float, text: str, series: str = "") -> None:

@@ -223,8 +223,7 @@ def _how(line: ScalingLine, winner: str | None) -> dict[str, Any]:
 def _draw_line(
     axes: Axes, line: ScalingLine, how: dict[str, Any], limits: tuple[float, float], start: float | None
 ) -> None:
-    """Values with the ends of their intervals, cut off at the limits; a hollow point has no interval. A line
-    without a value of one worker begins at `start`, that of one worker without exchange."""
+    """Values with intervals, cut at the limits; hollow: without one. `start`: where one worker begins."""
     colour, series = how["color"], how["series"]
     begin = [] if start is None or line.world_sizes[0] == 1 else [(1, start)]
     sizes, values = zip(*begin, *zip(line.world_sizes, line.values, strict=True), strict=True)

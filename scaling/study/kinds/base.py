@@ -30,14 +30,10 @@ CellT = TypeVar("CellT", bound=AnyCell)
 
 
 class Kind(ABC, Generic[PartT, CellT]):
-    """A kind of study. `part`: the keys that a part may have; a pydantic model whose `kind` is a literal;
-    `cell`: the class of its cells; `why_other_keys_are_wrong`: said where a part has a key of other kinds;
-    `estimated_from`: where `seconds` comes from, for people."""
-
-    part: type[PartT]
-    cell: ClassVar[type[AnyCell]] = Cell
-    why_other_keys_are_wrong: ClassVar[str] = ""
-    estimated_from: ClassVar[str] = "operations at an assumed rate"
+    part: type[PartT]  # the keys that a part may have; a pydantic model whose `kind` is a literal
+    cell: ClassVar[type[AnyCell]] = Cell  # the class of its cells
+    why_other_keys_are_wrong: ClassVar[str] = ""  # said where a part has a key of other kinds
+    estimated_from: ClassVar[str] = "operations at an assumed rate"  # where `seconds` comes from, for people
 
     @abstractmethod
     def cells(self, part: PartT, machine: AvailableMachine, where: str, notes: list[str]) -> Iterable[CellT]:
@@ -45,8 +41,7 @@ class Kind(ABC, Generic[PartT, CellT]):
 
     @abstractmethod
     def run(self, cell: CellT, context: RunContext) -> RankSummary:
-        """Measures or trains the cell on this rank. Collective. `cell`: on this rank's kind of device, and of
-        the group's world size; `context`: the rank's group, device, and what takes its samples."""
+        """Measures or trains the cell on this rank, whose group and device `context` has. Collective."""
 
     @abstractmethod
     def seconds(self, cell: CellT, num_cores: int, size: ModelSize | None) -> float:
@@ -97,12 +92,11 @@ COMPILE_S = 17.0
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a network's steps are made of. `num_parameters`: trainable ones; `num_tensors`: that they are in;
-    `flops_per_sample`: of a forward and a backward pass (None: that of dense layers)."""
+    """What a network's steps are made of."""
 
-    num_parameters: int
-    num_tensors: int = 10
-    flops_per_sample: float | None = None
+    num_parameters: int  # trainable ones
+    num_tensors: int = 10  # that they are in
+    flops_per_sample: float | None = None  # of a forward and a backward pass (None: that of dense layers)
 
     @property
     def flops(self) -> float:

@@ -196,14 +196,12 @@ WARM_UP_RATIO = 1.1
 
 @dataclass(frozen=True)
 class CellTime:
-    """What a cell takes on the average. `num_timed`: things that it times, each for its `seconds`; `own_s`:
-    seconds on top, whatever the study says; `core_s`: seconds on top of one core, which the machine's cores
-    share; `limit_ratio`: of the study's limit, on top."""
+    """What a cell takes on the average."""
 
-    num_timed: float = 1.0
-    own_s: float = 0.0
-    core_s: float = 0.0
-    limit_ratio: float = 0.0
+    num_timed: float = 1.0  # things that it times, each for its `seconds`
+    own_s: float = 0.0  # seconds on top, whatever the study says
+    core_s: float = 0.0  # seconds on top of one core, which the machine's cores share
+    limit_ratio: float = 0.0  # of the study's limit, on top
 
 
 OF_OTHERS = {"cuda": CellTime(own_s=1.0), "cpu": CellTime(own_s=1.0, core_s=6.0)}

@@ -169,8 +169,7 @@ class IterationKind(TrainingKind[IterationPart]):
 
 
 def _first_of_pairs(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells of the A/A pairs: one for each workload, step and peer access, at the largest world size, of
-    the first aggregator that exchanges (of the first one, where none does)."""
+    """The cells of the A/A pairs: at the largest world size, of the first aggregator that exchanges."""
     grouped: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         key = (cell.model_label, cell.dataset_label, cell.step, cell.device, cell.peer_access)

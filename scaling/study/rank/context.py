@@ -120,8 +120,7 @@ class RankSummary:
 
 
 def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
-    """What the record of a run says: rank 0's notes, and on how many ranks the data were in host memory. Each
-    rank finds out for itself whether the data fit, since other processes may fill one GPU alone."""
+    """Of a run's record: rank 0's notes, and on how many ranks the data were in host memory."""
     notes = list(ranks[0].notes)
     if count := sum(rank.data_in_host_memory for rank in ranks):
         notes.append(f"{IN_HOST_MEMORY} (on {count} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''})")

@@ -79,8 +79,7 @@ def converge(cell: Cell, context: RunContext) -> RankSummary:
 
 
 def _throw_away_step(cell: Cell, split: Split, context: RunContext) -> None:
-    """One step on a replica of its own. Libraries and connections are set up on first use, and which cell of
-    a launch comes first is chance."""
+    """One step on a replica of its own: which cell first sets up libraries and connections is chance."""
     inputs, targets = (values[: cell.local_batch] for values in (split.inputs, split.targets))
     step = build_step(cell, context)
     step(inputs.to(context.device), targets.to(context.device))

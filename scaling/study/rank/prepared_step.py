@@ -199,8 +199,7 @@ class Ranks(Protocol):
 
 
 def require_same_model(module: nn.Module, ranks: Ranks) -> None:
-    """Compares names, shapes, types and first values of the model's tensors. Collective. Raises
-    ExchangeError: on every rank: which rank has another model than rank 0, and the first tensor of it."""
+    """Compares names, shapes, types and first values of the model's tensors. Collective."""
     description = _described(module)
     digest = hashlib.blake2b(repr(description).encode(), digest_size=DIGEST_BYTES).digest()
     by_rank = [0.0] * ranks.world_size
