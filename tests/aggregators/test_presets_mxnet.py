@@ -12,7 +12,7 @@ from scaling.collectives.mxnet_tree import link_trees, tree_edges
 from scaling.collectives.owners import assign_owners
 from scaling.collectives.verify import verify
 from tests.aggregators.conftest import layout_of
-from tests.collectives.run_on_tensors import run_on_tensors
+from tests.collectives.conftest import run_on_tensors
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 

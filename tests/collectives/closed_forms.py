@@ -154,20 +154,16 @@ class HostCosts:
         return self.rank.latency_s + num_bytes * max(on_link, world_size * self.memory_s_per_byte)
 
 
-def host_serial_s(world_size: int, num_bytes: float, costs: HostCosts) -> float:
+def host_serial_s(world_size: int, num_bytes: float, costs: HostCosts, num_threads: int = 1) -> float:
     """Host, one thread: up, (n-1) S max(gamma, 3 mu), down; the first add is a copy, others move 3 bytes."""
-    return _host_s(world_size, num_bytes, costs, num_threads=1)
+    add_s_per_byte = max(costs.rank.add_s_per_byte / num_threads, 3 * costs.memory_s_per_byte)
+    sums_s = (world_size - 1) * num_bytes * add_s_per_byte
+    return 2 * costs.staging_s(world_size, num_bytes) + sums_s
 
 
 def host_parallel_s(world_size: int, num_bytes: float, costs: HostCosts) -> float:
     """Host, one piece a rank: up, (n-1) S max(gamma/p, 3 mu), down; p = min(n, cores) threads."""
-    return _host_s(world_size, num_bytes, costs, num_threads=min(world_size, costs.num_cores))
-
-
-def _host_s(world_size: int, num_bytes: float, costs: HostCosts, num_threads: int) -> float:
-    add_s_per_byte = max(costs.rank.add_s_per_byte / num_threads, 3 * costs.memory_s_per_byte)
-    sums_s = (world_size - 1) * num_bytes * add_s_per_byte
-    return 2 * costs.staging_s(world_size, num_bytes) + sums_s
+    return host_serial_s(world_size, num_bytes, costs, min(world_size, costs.num_cores))
 
 
 def hierarchical_s(

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from scaling.collectives.execute_host import HostExecution
+from scaling.collectives.execute_peer import PeerExecution
 from scaling.collectives.listing import schedule
 from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.collectives.verify import Verification, verify
 from scaling.errors import ScheduleError
-from scaling.process_group import InProcessGroup
+from scaling.process_group import InProcessGroup, run_in_process
 from scaling.process_group.in_process import _World
 
 MAX_TURNS = 100_000
+CPU = torch.device("cpu")
 
 
 def add(source: int, target: int, start: int = 0, stop: int = 1) -> Transfer:
@@ -29,8 +32,72 @@ def copy(source: int, target: int, start: int = 0, stop: int = 1) -> Transfer:
 
 
 def made_of(*steps: ScheduleStep, world_size: int = 2, num_chunks: int = 1, **fields: Any) -> Schedule:
-    """A schedule by hand."""
     return Schedule("made", world_size, num_chunks, steps, **fields)
+
+
+def run_on_tensors(schedule: Schedule, contributions: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What each rank holds in the end, transfer by transfer: the other executors must equal it bit for bit.
+
+    ScheduleError: the schedule is for another number of ranks, or for tensors of other sizes."""
+    if len(contributions) != schedule.world_size:
+        raise ScheduleError(
+            f"{schedule.name}: {len(contributions)} contributions for {schedule.world_size} ranks"
+        )
+    nodes = [tensor.clone() for tensor in contributions]
+    nodes += [torch.zeros_like(nodes[0]) for _ in range(schedule.num_hosts)]
+    bounds = schedule.bounds(nodes[0].numel())
+    for step in schedule.steps:
+        # All reads come before all writes (rule 1).
+        spans = [slice(bounds[t.start], bounds[t.stop]) for t in step]
+        values = [nodes[t.source][span].clone() for t, span in zip(step, spans, strict=True)]
+        for transfer, span, value in zip(step, spans, values, strict=True):
+            place = nodes[transfer.target][span]
+            if transfer.operation == "add":
+                place.add_(value)
+            else:
+                place.copy_(value)
+    return nodes[: schedule.world_size]
+
+
+def by_peer_memory(group, plan, num_elements, dtype, num_lanes=None):
+    memory = group.peer_memory(num_elements, dtype, CPU)
+    execution = PeerExecution(plan, group, memory, num_lanes)
+
+    def run(values):
+        memory.local.copy_(values)  # while others may be in the run before
+        execution.run()
+        return memory.local.clone()
+
+    return run
+
+
+def by_host_memory(group, plan, num_elements, dtype, **how):
+    execution = HostExecution(plan, group, num_elements, dtype, CPU, **{"num_summing": 1, **how})
+    phase = {"phase": group.phase} if hasattr(group, "phase") else {}
+
+    def run(values):
+        result = torch.full((num_elements,), 77, dtype=dtype)
+        execution.run(values, result, **phase)
+        return result
+
+    return run
+
+
+def results_of(executor, plan, rounds, runner=run_in_process, **how):
+    """[rank][round] results of one execution, whose buffers are reused; runner(world_size, work)."""
+
+    def work(group):
+        run = executor(group, plan, rounds[0][0].numel(), rounds[0][0].dtype, **how)
+        return [run(one[group.rank]) for one in rounds]
+
+    return runner(len(rounds[0]), work)
+
+
+def assert_reference(executor, plan, rounds, **how):
+    expected = [run_on_tensors(plan, one) for one in rounds]
+    for rank, results in enumerate(results_of(executor, plan, rounds, **how)):
+        for index, result in enumerate(results):
+            assert torch.equal(result, expected[index][rank]), (rank, f"round {index}")
 
 
 @pytest.fixture(scope="session")
@@ -118,10 +185,10 @@ class DrawnGroup(InProcessGroup):
 
 
 @pytest.fixture
-def run_interleaved() -> Callable[[int, int, Callable[[DrawnGroup], Any]], list[Any]]:
-    """run_interleaved(world_size, seed, work): `work` on every rank; results in rank order."""
+def run_interleaved() -> Callable[[int, Callable[[DrawnGroup], Any], int], list[Any]]:
+    """run_interleaved(world_size, work, seed): `work` on every rank; results in rank order."""
 
-    def run_all(world_size: int, seed: int, work: Callable[[DrawnGroup], Any]) -> list[Any]:
+    def run_all(world_size: int, work: Callable[[DrawnGroup], Any], seed: int) -> list[Any]:
         world, turns = _World(world_size, timeout_s=60), Turns(world_size, seed)
         results: list[Any] = [None] * world_size
 

@@ -31,12 +31,8 @@ def pairs_of(steps):
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_one_rank_alone_sends_to_no_other_rank(name):
+def test_one_rank_alone_sends_to_no_other_rank_and_a_description_is_one_short_line(name):
     assert all({*pair} == {0, 1} for step in pairs_of(schedule(name, 1).steps) for pair in step)
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_description_is_one_short_line(name):
     description = COLLECTIVES[name].description
     assert 0 < len(description) < 80
     assert "\n" not in description
@@ -107,13 +103,11 @@ class TestHalvingAndDoubling:
         assert folding(8, num_chunks=4) == []
         assert [power_of_two_below(n) for n in (1, 2, 3, 4, 7, 8, 9)] == [1, 2, 2, 4, 4, 8, 8]
 
-    def test_treatments_are_the_same_for_powers_of_two(self):
-        for n in (1, 2, 4, 8, 16):
-            assert halving_doubling(n, "binary_blocks") == halving_doubling(n, "fold")
-
-    def test_first_step_swaps_halves_with_the_neighbour(self):
+    def test_first_step_swaps_halves_with_the_neighbour_by_either_treatment_of_powers_of_two(self):
         first = halving_doubling(8).steps[0]
         assert all(t.source ^ t.target == 1 and t.stop - t.start == 4 for t in first)
+        for n in (1, 2, 4, 8, 16):
+            assert halving_doubling(n, "binary_blocks") == halving_doubling(n, "fold")
 
 
 class TestRing:
@@ -125,11 +119,12 @@ class TestRing:
         ]
 
     @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12])
-    def test_every_number_of_subrings_up_to_the_ranks_delivers_the_sum(self, n):
+    def test_every_number_of_subrings_up_to_the_ranks_and_two_directions_deliver_the_sum(self, n):
         for k in range(1, n + 1):
             verification = verify(ring(n, subrings=k))
             assert verification.sent_ratio_per_rank == [Fraction(2 * (n - 1), n)] * n
             assert verification.messages_per_rank == [2 * (n - 1)] * n
+        assert verify(ring(n, directions=2)).sent_ratio_per_rank == [Fraction(2 * (n - 1), n)] * n
 
     def test_subrings_go_to_the_successor_and_start_n_over_k_ranks_apart(self):
         # TensorFlow rotates the order of the GPUs by int(n / k) from one sub-ring to the next.
@@ -148,10 +143,6 @@ class TestRing:
         one_way = 2 * (n - 1) * Fraction(schedule.num_chunks, n) / 2
         neighbours = [(rank, (rank + way) % n) for rank in range(n) for way in (1, -1)]
         assert sent == dict.fromkeys(neighbours, one_way)
-
-    def test_two_directions_deliver_the_sum_and_are_the_ring_on_one_or_two_ranks(self):
-        for n in (1, 2, 3, 5, 8):
-            assert verify(ring(n, directions=2)).sent_ratio_per_rank == [Fraction(2 * (n - 1), n)] * n
 
     @pytest.mark.parametrize("directions", [1, 2])
     def test_aggregator_goes_round_in_as_many_directions_as_it_is_told(self, directions):
@@ -179,6 +170,7 @@ class TestHierarchical:
         assert (verification.num_steps, verification.messages_per_rank) == (num_steps, [num_steps] * n)
         assert verification.sent_ratio_per_rank == [Fraction(2 * (n - 1), n)] * n
         assert sent_across(schedule, g) == [Fraction(2 * (num_hosts - 1), n)] * n
+        assert hierarchical(n, 1).steps == ring(n).steps
 
     @pytest.mark.parametrize(("num_hosts", "g"), SHAPES)
     def test_leaders_counts_are_those_of_the_docstring(self, num_hosts, g):
@@ -189,9 +181,6 @@ class TestHierarchical:
         assert verification.sent_ratio_per_rank[::g] == [across + levels] * num_hosts
         assert sum(verification.sent_ratio_per_rank) == num_hosts * (across + 2 * (g - 1))
         assert sent_across(schedule, g) == [across if r % g == 0 else 0 for r in range(n)]
-
-    def test_one_rank_a_machine_is_the_flat_ring(self):
-        assert hierarchical(5, 1).steps == ring(5).steps
 
     def test_mains_gather_their_own_half_and_tensor_i_uses_the_mains_i_and_i_plus_half(self):
         assert [t for t in tf_hierarchical_copy(4).steps[0] if t.start == 2] == [
@@ -208,10 +197,8 @@ class TestHierarchical:
 
 
 class TestHosts:
-    def test_serial_adds_the_whole_buffer_rank_by_rank(self):
+    def test_serial_adds_the_whole_buffer_and_parallel_every_piece_in_rank_order(self):
         assert list(host_serial(4).steps[0]) == [add(rank, 4) for rank in range(4)]
-
-    def test_parallel_adds_every_piece_in_rank_order(self):
         schedule = host_parallel(4)
         assert schedule.num_chunks == 4
         for piece in range(4):

@@ -1,28 +1,36 @@
-"""Every executor against the reference: whatever moves the bytes, the result has the same bits."""
+"""Whatever moves the bytes, the result has the bits of the reference and as much is metered."""
 
 from itertools import product
 
 import pytest
 import torch
 
+from scaling.collectives.composition import split_at_reduction
+from scaling.collectives.exchange import RankExchange
 from scaling.collectives.execute import Execution
-from scaling.collectives.execute_host import HostExecution
-from scaling.collectives.execute_peer import PeerExecution
 from scaling.collectives.listing import COLLECTIVES, schedule
-from scaling.collectives.owners import sharded_owners
+from scaling.collectives.owners import sharded_owners, star
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Schedule
-from scaling.errors import ScheduleError
+from scaling.errors import LaunchError, ScheduleError
 from scaling.process_group import run_in_process
-from tests.collectives.conftest import add, copy, made_of, values_of
-from tests.collectives.run_on_tensors import run_on_tensors
+from tests.collectives.conftest import (
+    CPU,
+    add,
+    assert_reference,
+    by_host_memory,
+    by_peer_memory,
+    copy,
+    made_of,
+    run_on_tensors,
+    values_of,
+)
 
 WORLD_SIZES = [1, 2, 3, 4, 6, 7, 8]
 SIZES = [0, 1, 5, 37, 1027]
 DTYPES = [torch.float32, torch.int64]
 BETWEEN_RANKS = [name for name in COLLECTIVES if not schedule(name, 2).num_hosts]
 THROUGH_A_HOST = [name for name in COLLECTIVES if name not in BETWEEN_RANKS]
-CPU = torch.device("cpu")
 
 
 def scheduled(name: str, world_size: int, num_elements: int) -> Schedule:
@@ -43,53 +51,14 @@ def by_sends(group, plan, num_elements, dtype):
     return run
 
 
-def by_peer_memory(group, plan, num_elements, dtype):
-    memory = group.peer_memory(num_elements, dtype, CPU)
-    execution = PeerExecution(plan, group, memory)
-
-    def run(values):
-        memory.local.copy_(values)
-        execution.run()
-        return memory.local.clone()
-
-    return run
-
-
-def by_one_summing_rank(group, plan, num_elements, dtype, num_summing=1):
-    execution = HostExecution(plan, group, num_elements, dtype, CPU, num_summing=num_summing)
-    result = torch.empty(num_elements, dtype=dtype)
-
-    def run(values):
-        execution.run(values, result)
-        return result.clone()
-
-    return run
-
-
 def by_all_ranks(group, plan, num_elements, dtype):
-    return by_one_summing_rank(group, plan, num_elements, dtype, group.world_size)
+    return by_host_memory(group, plan, num_elements, dtype, num_summing=group.world_size)
 
 
 def assert_equals_reference(executor, plan_of, world_size, sizes=SIZES):
-    """Two runs in a row of the same execution, on new values: buffers are reused."""
-    cases = []
     for num_elements, dtype in product(sizes, DTYPES):
-        inputs = [values_of(world_size, num_elements, seed, dtype) for seed in (1, 2)]
-        plan = plan_of(num_elements)
-        cases.append((plan, num_elements, dtype, inputs, [run_on_tensors(plan, one) for one in inputs]))
-
-    def work(group):
-        outcomes = []
-        for plan, num_elements, dtype, inputs, _ in cases:
-            run = executor(group, plan, num_elements, dtype)
-            outcomes.append([run(one[group.rank]) for one in inputs])
-        return outcomes
-
-    for rank, outcomes in enumerate(run_in_process(world_size, work)):
-        for (_, num_elements, dtype, _, expected), results in zip(cases, outcomes, strict=True):
-            for index, result in enumerate(results):
-                where = (rank, num_elements, dtype, f"run {index}")
-                assert torch.equal(result, expected[index][rank]), where
+        rounds = [values_of(world_size, num_elements, seed, dtype) for seed in (1, 2)]
+        assert_reference(executor, plan_of(num_elements), rounds)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -128,7 +97,7 @@ class TestBetweenRanks:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", THROUGH_A_HOST)
-@pytest.mark.parametrize("executor", [by_one_summing_rank, by_all_ranks])
+@pytest.mark.parametrize("executor", [by_host_memory, by_all_ranks])
 def test_host_execution_equals_the_reference_bit_for_bit(executor, name, world_size):
     assert_equals_reference(executor, lambda size: scheduled(name, world_size, size), world_size)
 
@@ -185,17 +154,137 @@ def test_every_collective_is_the_sum_on_integers(name):
         assert all(torch.equal(result, total) for result in run_on_tensors(plan, inputs))
 
 
-@pytest.mark.parametrize(
-    ("plan", "num_inputs", "message"),
-    [
-        *((made_of(), number, f"made: {number} contributions for 2 ranks") for number in (1, 3)),
-        (
-            made_of(num_chunks=2, chunk_elements=(1, 2)),
-            2,
-            "made for tensors of 3 elements together, run on 1",
-        ),
-    ],
-)
-def test_other_contributions_are_refused(plan, num_inputs, message):
-    with pytest.raises(ScheduleError, match=message):
-        run_on_tensors(plan, [torch.ones(1)] * num_inputs)
+def test_other_contributions_are_refused():
+    for number in (1, 3):
+        with pytest.raises(ScheduleError, match=f"made: {number} contributions for 2 ranks"):
+            run_on_tensors(made_of(), [torch.ones(1)] * number)
+    with pytest.raises(ScheduleError, match="made for tensors of 3 elements together, run on 1"):
+        run_on_tensors(made_of(num_chunks=2, chunk_elements=(1, 2)), [torch.ones(1)] * 2)
+
+
+TRANSPORTS = ["sends", "peer_memory", "auto"]
+
+
+def exchange_of(group, num_elements=10, plan=None, **fields):
+    return RankExchange(plan or ring(group.world_size), group, num_elements, torch.float32, CPU, **fields)
+
+
+def without_peer_memory(monkeypatch):
+    """As on several hosts, or where the study forbids it."""
+
+    def refuse(*_):
+        raise LaunchError("the ranks cannot read each other's memory here")
+
+    monkeypatch.setattr("scaling.process_group.InProcessGroup.can_access_peers", lambda *_: False)
+    monkeypatch.setattr("scaling.process_group.InProcessGroup.peer_memory", refuse)
+
+
+class TestTransport:
+    @pytest.mark.parametrize(("transport", "decided"), [("sends", "sends"), ("peer_memory",) * 2])
+    def test_it_is_what_was_asked_for(self, transport, decided):
+        def work(group):
+            exchange = exchange_of(group, transport=transport)
+            return exchange.transport, exchange.captured, exchange.buffer is None
+
+        assert run_in_process(2, work) == [(decided, False, decided == "sends")] * 2
+
+    def test_auto_is_peer_memory_where_it_can_be_had_and_sends_elsewhere(self, monkeypatch):
+        assert run_in_process(2, lambda group: exchange_of(group).transport) == ["peer_memory"] * 2
+        without_peer_memory(monkeypatch)
+        assert run_in_process(2, lambda group: exchange_of(group).transport) == ["sends"] * 2
+        with pytest.raises(LaunchError, match="cannot read each other's memory"):
+            run_in_process(2, lambda group: exchange_of(group, transport="peer_memory"))
+
+    @pytest.mark.parametrize(("world_size", "num_elements"), [(1, 10), (3, 0)])
+    @pytest.mark.parametrize("transport", TRANSPORTS)
+    def test_nothing_to_exchange_asks_for_no_memory(self, monkeypatch, transport, world_size, num_elements):
+        without_peer_memory(monkeypatch)
+
+        def work(group):
+            exchange = exchange_of(group, num_elements, transport=transport)
+            tensor = torch.ones(num_elements)
+            return exchange.transport, exchange.run(tensor) is tensor, group.meter.bytes_sent
+
+        assert run_in_process(world_size, work) == [("sends", True, 0)] * world_size
+
+    @pytest.mark.parametrize("transport", TRANSPORTS)
+    def test_schedules_over_host_memory_and_graphs_without_cuda_are_refused(self, transport):
+        def work(group):
+            exchange_of(group, plan=schedule("host_serial", 2), transport=transport)
+
+        with pytest.raises(ScheduleError, match=r"host_serial: .* between ranks only"):
+            run_in_process(2, work)
+        with pytest.raises(ScheduleError, match="ring: captured needs CUDA, the ranks compute on cpu"):
+            run_in_process(2, lambda group: exchange_of(group, captured=True, transport=transport))
+
+
+class TestRun:
+    @pytest.mark.parametrize("transport", TRANSPORTS)
+    def test_result_is_in_the_buffer_if_there_is_one_else_in_the_tensor(self, transport):
+        rounds = [values_of(3, 10, seed) for seed in (1, 2)]
+
+        def work(group):
+            exchange = exchange_of(group, transport=transport)
+            results = []
+            for one in rounds:
+                tensor = one[group.rank].clone()
+                result = exchange.run(tensor)
+                assert result is (tensor if exchange.buffer is None else exchange.buffer)
+                results.append(result.clone())
+            return results
+
+        for rank, results in enumerate(run_in_process(3, work)):
+            for one, result in zip(rounds, results, strict=True):
+                assert torch.equal(result, run_on_tensors(ring(3), one)[rank])
+
+    def test_other_tensors_are_left_as_they_are_and_the_buffer_itself_needs_no_copy(self):
+        inputs = values_of(2, 10)
+
+        def work(group):
+            exchange, tensor = exchange_of(group, transport="peer_memory"), inputs[group.rank].clone()
+            exchange.run(tensor)
+            exchange.buffer.copy_(inputs[group.rank])
+            return torch.equal(tensor, inputs[group.rank]), exchange.run(exchange.buffer).clone()
+
+        for (is_left, result), expected in zip(
+            run_in_process(2, work), run_on_tensors(ring(2), inputs), strict=True
+        ):
+            assert is_left
+            assert torch.equal(result, expected)
+
+    @pytest.mark.parametrize("transport", TRANSPORTS)
+    def test_two_exchanges_of_a_group_keep_out_of_each_others_way(self, transport):
+        """As a reduction of gradients and a distribution of parameters do."""
+        reduction, distribution, _ = split_at_reduction(star(3))
+        gradients, parameters = values_of(3, 10, 1), values_of(3, 10, 2)
+
+        def work(group):
+            first, second = (
+                exchange_of(group, plan=plan, transport=transport) for plan in (reduction, distribution)
+            )
+            results = []
+            for _ in range(2):
+                mean = first.run(gradients[group.rank].clone())
+                new = second.run(parameters[group.rank].clone())
+                results.append((mean.clone(), new.clone()))
+            return results
+
+        sums, new = run_on_tensors(reduction, gradients), run_on_tensors(distribution, parameters)
+        for rank, results in enumerate(run_in_process(3, work)):
+            for mean, distributed in results:
+                assert torch.equal(mean, sums[rank])
+                assert torch.equal(distributed, new[rank])
+
+    def test_metered_is_the_same_each_way(self):
+        def work(group):
+            metered = []
+            for transport in TRANSPORTS:
+                exchange = exchange_of(group, num_elements=100, transport=transport)
+                group.meter.reset()
+                exchange.run(torch.ones(100))
+                metered.append((group.meter.bytes_sent, group.meter.messages_sent))
+            return metered
+
+        for by_sends, *others in run_in_process(4, work):
+            assert others == [by_sends] * 2
+            assert by_sends == (600, 6)

@@ -1,9 +1,15 @@
-"""Stages of a step by hand: exchanges, codecs, updates."""
+"""Stages of a step by hand: exchanges, codecs, updates; and the plan of an exchange as run.json has it."""
+
+import json
 
 import pytest
 
+from scaling.aggregators.prediction import gathered_by_all, rows_to_host
+from scaling.aggregators.registry import BUILT_IN, create
+from scaling.bucket import BucketLayout
 from scaling.collectives.host_staging import host_serial
 from scaling.collectives.plan import CodecWork, Exchange, Update, simulate_plan
+from scaling.collectives.plan_record import MOST_PAIRS, plan_of, read_plan
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
 from scaling.errors import ScheduleError
@@ -28,21 +34,16 @@ def seconds(stage, topology=None, world_size=4, **how):
 
 
 class TestExchanges:
-    def test_cost_what_their_schedule_costs_at_their_bytes(self):
-        assert seconds(Exchange(ring(4), 10)) == simulate(ring(4), machine(), 40).seconds
+    def test_cost_what_their_schedule_costs_at_their_bytes_tensor_by_tensor(self):
         half = Exchange(ring(4), 10, bytes_per_element=0.5)
         assert seconds(half) == simulate(ring(4), machine(), 5).seconds
-
-    def test_tensor_by_tensor_follow_one_another(self):
         plan = simulate_plan([Exchange(ring(4), elements, name="ring") for elements in (10, 5)], machine(), 4)
         expected = [simulate(ring(4), machine(), 4 * elements).seconds for elements in (10, 5)]
         assert [stage.seconds for stage in plan.stages] == expected
         assert plan.seconds_by_name == {"ring": sum(expected)}
-
-    def test_messages_count_their_latency(self):
-        once, thrice = (seconds(Exchange(ring(4), 10, num_messages=k)) for k in (1, 3))
+        thrice = seconds(Exchange(ring(4), 10, num_messages=3))  # messages count their latency
         path = machine().path((0, "gpu0"), (0, "gpu1"))
-        assert thrice - once == pytest.approx(2 * 6 * path.latency_s)
+        assert thrice - expected[0] == pytest.approx(2 * 6 * path.latency_s)
 
     def test_peer_access_and_places_reach_the_simulation(self):
         on = (Exchange(ring(2), 10**6), load("dual-k80"), 2)
@@ -132,14 +133,61 @@ class TestPlans:
         CodecWork("encode", 40, 20),
     )  # fmt: skip
 
-    def test_stages_follow_one_another(self):
+    def test_stages_follow_one_another_and_a_line_describes_each_name_and_the_total(self):
         plan = simulate_plan(self.STAGES, machine(), 4)
         assert plan.seconds == pytest.approx(sum(seconds(stage) for stage in self.STAGES))
         assert plan.seconds_by_name["encode"] == 5 + 2
         assert list(plan.seconds_by_name) == ["encode", "host_serial", "update (host)"]
         assert simulate_plan([], machine(), 1).seconds == 0
-
-    def test_description_has_a_line_for_each_name_and_the_total(self):
-        lines = simulate_plan(self.STAGES, machine(), 4).describe().splitlines()
+        lines = plan.describe().splitlines()
         assert [line.split()[0] for line in lines] == ["encode", "host_serial", "update", "total"]
         assert "7000 ms" in lines[0]
+
+
+NUM_ELEMENTS = 1000
+LAYOUT = BucketLayout.of([("weight", (40, 20)), ("bias", (200,))])
+
+
+def test_a_plan_is_its_pairs_with_their_bytes_over_all_steps_and_ranks_copy_from_host_memory():
+    (record,) = plan_of([Exchange(ring(4), NUM_ELEMENTS)], 4).to_record()
+    sent = {"num_steps": 6, "bytes": {"6000": "0>1 1>2 2>3 3>0"}}
+    assert record == {"schedule": "ring", "native": False, "library": "", **sent}
+    plan = plan_of([rows_to_host(NUM_ELEMENTS, 2)], 2)
+    assert plan.to_record()[0]["bytes"] == {"4000": "0>h0 1>h0"}
+    assert [plan.sent_bytes(rank) for rank in range(2)] == [4000, 4000]
+
+
+def test_buckets_are_summed_and_other_exchanges_are_not():
+    exchanges = [Exchange(ring(2), 10), Exchange(ring(2), 20), Exchange(ring(2), 20, native=True)]
+    plan = plan_of(exchanges, 2)
+    assert [sum(each.num_bytes.values()) for each in plan.exchanges] == [240, 160]
+    assert [each.num_steps for each in plan.exchanges] == [4, 2]
+    assert [each.schedule for each in plan.native] == ["ring"]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_ins_plan_is_read_back_as_it_was(name):
+    stages = create(name).stages(LAYOUT, 4)
+    plan = plan_of([stage for stage in stages if isinstance(stage, Exchange)], 4)
+    read = read_plan(json.loads(json.dumps(plan.to_record())), 4)
+    for rank in range(4):
+        assert read.sent_bytes(rank) == pytest.approx(plan.sent_bytes(rank), abs=4)
+
+
+def test_the_largest_plan_is_less_than_300_kb_and_a_larger_one_says_so():
+    plan = plan_of([gathered_by_all(123_456_789, 128)], 128)
+    assert len(json.dumps(plan.to_record())) < 300_000
+    with pytest.raises(ScheduleError, match=f"at most {MOST_PAIRS} are recorded"):
+        plan_of([gathered_by_all(1, 129)], 129).to_record()
+
+
+WHOLE = {"schedule": "ring", "native": False, "library": "", "num_steps": 2, "bytes": {"4": "0>1"}}
+
+
+@pytest.mark.parametrize("record", [
+    *(None, 3, [3], [{}], [{"bytes": {"1": "0>1"}}], [{"bytes": {"x": "0>1"}}], [{"bytes": []}]),
+    *([{**WHOLE, "num_steps": float("inf")}], [{**WHOLE, "bytes": {"9" * 400: "0>1"}}]),
+])  # fmt: skip
+def test_damaged_plans_are_refused(record):
+    with pytest.raises(ScheduleError, match=r"`plan` of its run\.json is damaged"):
+        read_plan(record, 2)

@@ -17,28 +17,20 @@ from scaling.errors import StudyError
 
 
 class TestGrammar:
-    def test_default_has_three_tiers(self):
-        assert parse_spec("pscpu:2k:pscpu#2:64k:xring") == [
-            Tier("pscpu", 1, 2048), Tier("pscpu", 2, 65536), Tier("xring", 1, -1),
-        ]  # fmt: skip
-
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_one_algorithm_is_for_every_tensor(self, algorithm):
-        assert parse_spec(algorithm) == [Tier(algorithm, 1, -1)]
-
-    @pytest.mark.parametrize(("text", "limit"), [
-        ("1", 1), ("1000", 1000), ("32k", 32768), ("32K", 32768), ("3M", 3 << 20), ("2G", 2 << 30),
-        ("1T", 1 << 40),
+    @pytest.mark.parametrize(("spec", "tiers"), [
+        ("pscpu:2k:pscpu#2:64k:xring", [("pscpu", 1, 2048), ("pscpu", 2, 65536), ("xring", 1, -1)]),
+        # One algorithm is for every tensor, and its shards follow it.
+        *((algorithm, [(algorithm, 1, -1)]) for algorithm in ALGORITHMS),
+        *((f"{algorithm}#{shards}", [(algorithm, shards, -1)]) for algorithm, shards in
+          (("xring", 1), ("xring", 8), ("pscpu", 2), ("psgpu", 4), ("collective", 2), ("nccl/xring", 2),
+           ("pscpu/pscpu", 2))),
+        # Limits are counted in powers of 1024.
+        *((f"pscpu:{text}:nccl", [("pscpu", 1, limit), ("nccl", 1, -1)]) for text, limit in
+          (("1", 1), ("1000", 1000), ("32k", 32768), ("32K", 32768), ("3M", 3 << 20), ("2G", 2 << 30),
+           ("1T", 1 << 40))),
     ])  # fmt: skip
-    def test_limits_are_counted_in_powers_of_1024(self, text, limit):
-        assert parse_spec(f"pscpu:{text}:nccl")[0].limit == limit
-
-    @pytest.mark.parametrize(
-        "text", ["xring#1", "xring#8", "pscpu#2", "psgpu#4", "collective#2", "nccl/xring#2", "pscpu/pscpu#2"]
-    )
-    def test_shards_follow_the_algorithm(self, text):
-        (tier,) = parse_spec(text)
-        assert f"{tier.algorithm}#{tier.shards}" == text
+    def test_a_spec_is_its_tiers(self, spec, tiers):
+        assert parse_spec(spec) == [Tier(*one) for one in tiers]
 
     def test_shards_of_two_algorithms_are_those_between_nodes(self):
         (tier,) = parse_spec("pscpu/pscpu#2")
@@ -70,12 +62,11 @@ class TestGrammar:
         assert str(caught.value).startswith(f"all_reduce_spec {spec!r}: ")
 
 
-class TestTierOf:
-    @pytest.mark.parametrize(
-        ("size", "index"), [(1, 0), (2048, 0), (2049, 1), (65536, 1), (65537, 2), (10**9, 2)]
-    )
-    def test_limit_is_the_largest_number_of_elements_of_its_tier(self, size, index):
-        assert tier_of(parse_spec("pscpu:2k:pscpu#2:64k:xring"), size) == index
+@pytest.mark.parametrize(
+    ("size", "index"), [(1, 0), (2048, 0), (2049, 1), (65536, 1), (65537, 2), (10**9, 2)]
+)
+def test_limit_is_the_largest_number_of_elements_of_its_tier(size, index):
+    assert tier_of(parse_spec("pscpu:2k:pscpu#2:64k:xring"), size) == index
 
 
 LAYOUT = BucketLayout.of(
@@ -94,30 +85,22 @@ def test_tensors_are_divided_by_their_elements_and_empty_ones_left_out():
 
 
 class TestBetweenRanks:
-    @pytest.mark.parametrize("spec", ["xring", "psgpu", "xring:7:psgpu", "psgpu:15:xring:128:psgpu"])
-    @pytest.mark.parametrize("world_size", range(1, 9))
-    def test_every_rank_gets_the_sum(self, world_size, spec):
-        verify(schedule_between_ranks(tiers_of(spec), LAYOUT.num_elements, world_size))
-
-    @pytest.mark.parametrize("shards", [1, 2, 3])
-    @pytest.mark.parametrize("algorithm", ["xring", "psgpu"])
-    @pytest.mark.parametrize("world_size", range(3, 9))
-    def test_shards_change_nothing_of_that(self, world_size, algorithm, shards):
-        verify(schedule_between_ranks(tiers_of(f"{algorithm}#{shards}"), LAYOUT.num_elements, world_size))
-
-    @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-    def test_halving_and_doubling_too(self, world_size):
-        verify(schedule_between_ranks(tiers_of("rechd"), LAYOUT.num_elements, world_size))
+    @pytest.mark.parametrize(("spec", "sizes"), [
+        *((spec, range(1, 9)) for spec in ("xring", "psgpu", "xring:7:psgpu", "psgpu:15:xring:128:psgpu")),
+        *((f"{algorithm}#{shards}", range(3, 9)) for algorithm in ("xring", "psgpu") for shards in (1, 2, 3)),
+        ("rechd", (1, 2, 4, 8)),
+    ])  # fmt: skip
+    def test_every_rank_gets_the_sum(self, spec, sizes):
+        for world_size in sizes:
+            verify(schedule_between_ranks(tiers_of(spec), LAYOUT.num_elements, world_size))
 
     def test_tensors_of_other_tiers_are_left_alone(self):
         schedule = schedule_between_ranks(tiers_of("pscpu:20:xring"), LAYOUT.num_elements, 4)
         bounds = schedule.bounds(LAYOUT.num_elements)
         moved = {i for step in schedule.steps for t in step for i in range(bounds[t.start], bounds[t.stop])}
         assert moved == set(range(16, 317)) | set(range(324, 452))
-
-    def test_there_is_none_without_such_tensors(self):
-        assert schedule_between_ranks(tiers_of("pscpu:1k:xring"), LAYOUT.num_elements, 4) is None
-        assert schedule_between_ranks(tiers_of("nccl"), LAYOUT.num_elements, 4) is None
+        for without_such in ("pscpu:1k:xring", "nccl"):
+            assert schedule_between_ranks(tiers_of(without_such), LAYOUT.num_elements, 4) is None
 
     def test_groups_of_psgpu_are_dealt_out_and_take_turns(self):
         schedule = schedule_between_ranks(tiers_of("psgpu#2"), LAYOUT.num_elements, 4)
