@@ -1,4 +1,4 @@
-"""MSCCL XML of others is proven, or refused with the step that is wrong; proven ones become schedules."""
+"""MSCCL XML is proven or refused with the step that is wrong; a Chakra trace has each message once."""
 
 import re
 from xml.etree import ElementTree
@@ -9,8 +9,9 @@ from scaling.collectives.listing import schedule
 from scaling.collectives.schedule_file import read_schedule
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
+from scaling.interchange.chakra import COMM_RECV_NODE, COMM_SEND_NODE, all_reduce_traces, traces, varint
 from scaling.interchange.msccl_prove import prove, read_algorithm
-from scaling.interchange.msccl_xml import to_xml
+from scaling.interchange.msccl_xml import beyond_limits, to_xml
 
 
 def step(kind, source=("i", 0), target=("i", 0), count=1, after=(-1, -1)):
@@ -78,7 +79,7 @@ NAMES = ["ring", "tree", "recursive_doubling", "halving_doubling", "stripes", "s
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("world_size", [2, 3, 8])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_what_is_exported_is_proven_and_comes_back(name, world_size):
     there = schedule(name, world_size)
     back, _ = proven(to_xml(there))
@@ -95,9 +96,11 @@ def test_ring_of_fused_steps_is_a_ring(channels):
     assert {(one.source, one.target) for row in made.steps for one in row} == {(0, 1), (1, 2), (2, 3), (3, 0)}
 
 
-def test_all_pairs_through_scratch_are_two_steps():
+def test_all_pairs_through_scratch_are_two_steps_and_a_swap_in_both_directions_is_one():
     made, _ = proven(all_pairs(4))
     assert ([len(row) for row in made.steps], {one.operation for one in made.steps[0]}) == ([12, 12], {"add"})
+    made, _ = proven(swap())
+    assert [len(row) for row in made.steps] == [2]
 
 
 def test_both_forms_are_proven_where_the_file_is_for_both():
@@ -108,27 +111,16 @@ def test_both_forms_are_proven_where_the_file_is_for_both():
         prove(read_algorithm(fused_ring(4, target="i", **both)))
 
 
-def swap(**changed):
-    """Two GPUs that swap a chunk through scratch and add it."""
-    blocks = [
-        [(1 - rank, 1 - rank, 0, [step("s", ("i", 0), ("s", 0)), step("r", ("i", 0), ("s", 0))]),
-         (-1, -1, 0, [step("re", ("s", 0), ("i", 0), after=(0, 1))])]
-        for rank in range(2)
-    ]  # fmt: skip
-    if "first" in changed:
-        blocks[0][0][3][:] = changed["first"]
-    if "second" in changed:
-        blocks[0][1][3][:] = changed["second"]
-    return algo(blocks, changed.get("num_chunks", 1), scratch=changed.get("scratch", 1))
-
-
-def test_swap_in_both_directions_is_one_step():
-    made, _ = proven(swap())
-    assert [len(row) for row in made.steps] == [2]
-
-
 RECEIVE, SEND = step("r", ("i", 0), ("s", 0)), step("s", ("i", 0), ("s", 0))
 ADD = step("re", ("s", 0), ("i", 0), after=(0, 1))
+
+
+def swap(first=None, second=None, num_chunks=1, scratch=1):
+    """Two GPUs that swap a chunk through scratch and add it; other steps of GPU 0's two thread blocks."""
+    steps = [[SEND, RECEIVE], [ADD]]
+    mine = [steps[0] if first is None else first, steps[1] if second is None else second]
+    gpus = [[(1 - rank, 1 - rank, 0, own[0]), (-1, -1, 0, own[1])] for rank, own in enumerate((mine, steps))]
+    return algo(gpus, num_chunks, scratch=scratch)
 
 
 WAIT = {**ADD, "deps": 7}
@@ -195,3 +187,116 @@ def test_command_writes_a_schedule_that_is_read_again(call, tmp_path):
     assert (code, out) == (2, "")
     assert "wrong.xml: GPU 0, thread block 1, step 1 (re)" in err
     assert call("schedule", "import", tmp_path / "none.xml")[0] == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attributes_are_those_of_the_format(name):
+    algo = ElementTree.fromstring(to_xml(schedule(name, 4)))
+    names = "name proto nchannels nchunksperloop ngpus coll inplace outofplace minBytes maxBytes"
+    assert set(algo.keys()) == set(names.split())
+    assert {*algo.find("gpu").keys()} == {"id", "i_chunks", "o_chunks", "s_chunks"}
+    assert {*algo.find("gpu/tb").keys()} == {"id", "send", "recv", "chan"}
+    expected = {"s", "type", "srcbuf", "srcoff", "dstbuf", "dstoff", "cnt", "depid", "deps", "hasdep"}
+    assert {*algo.find("gpu/tb/step").keys()} == expected
+    for gpu in algo.findall("gpu"):
+        assert all([step.get("s") for step in tb] == [*map(str, range(len(tb)))] for tb in gpu)
+        steps = {(tb.get("id"), step.get("s")): step for tb in gpu for step in tb}
+        waited_for = {(step.get("depid"), step.get("deps")) for step in steps.values()} - {("-1", "-1")}
+        assert {place for place, step in steps.items() if step.get("hasdep") == "1"} == waited_for
+
+
+def test_what_is_more_than_engines_take_is_said_and_host_memory_cannot_be_exported():
+    assert beyond_limits(to_xml(schedule("ring", 8))) == []
+    (steps,) = beyond_limits(to_xml(schedule("ring", 34)))
+    assert "66 steps of a thread block, and RCCL takes 64" in steps
+    many = beyond_limits(to_xml(schedule("stripes", 18)))
+    assert any("34 thread blocks of a GPU, and RCCL takes 32" in one for one in many)
+    with pytest.raises(ScheduleError, match="host memory"):
+        to_xml(schedule("host_serial", 4))
+
+
+def read_varint(content, at):
+    number, shift = 0, 0
+    while True:
+        byte = content[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return number, at
+
+
+def fields(content):
+    """(field number, value) of a message that has numbers, strings and messages alone."""
+    at = 0
+    while at < len(content):
+        key, at = read_varint(content, at)
+        value, at = read_varint(content, at)
+        if key & 7 == 0:
+            yield key >> 3, value
+        else:
+            yield key >> 3, content[at : at + value]
+            at += value
+
+
+def messages(content):
+    """The parts of a file: each behind its length."""
+    at = 0
+    while at < len(content):
+        length, at = read_varint(content, at)
+        yield list(fields(content[at : at + length]))
+        at += length
+
+
+def nodes(content):
+    """Of each node: id, type, dependencies, attributes."""
+    found = []
+    for message in list(messages(content))[1:]:
+        values = dict(field for field in message if field[0] != 10)
+        attributes = {}
+        for number, one in message:
+            if number == 10:
+                name, value = [value for _, value in fields(one)]
+                attributes[name.decode()] = value
+        after, at = [], 0
+        while at < len(values.get(5, b"")):
+            number, at = read_varint(values[5], at)
+            after.append(number)
+        found.append((values[1], values[3], after, attributes, values.get(7, 0)))
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 2**40])
+def test_numbers_are_read_as_they_were_written(number):
+    assert read_varint(varint(number), 0) == (number, len(varint(number)))
+
+
+def test_each_message_is_sent_and_received_once_with_the_same_tag_and_size():
+    ring = schedule("ring", 4)
+    sent, received = {}, {}
+    for rank, content in enumerate(traces(ring, 4000)):
+        for _, kind, _, attributes, _ in nodes(content):
+            if kind == COMM_SEND_NODE:
+                assert attributes["comm_src"] == rank
+                sent[attributes["comm_tag"]] = attributes
+            elif kind == COMM_RECV_NODE:
+                assert attributes["comm_dst"] == rank
+                received[attributes["comm_tag"]] = attributes
+    assert (sent, len(sent)) == (received, 2 * 3 * 4)
+    assert sum(one["comm_size"] for one in sent.values()) == 2 * 3 * 16000
+
+
+def test_nodes_wait_for_the_step_before_and_for_the_computation():
+    found = nodes(traces(schedule("ring", 2), 1000, compute_s=2.5e-3)[0])
+    assert (found[0][4], found[1][2]) == (2500, [0])
+    assert all(after < number for number, _, befores, _, _ in found for after in befores)
+
+
+def test_a_librarys_all_reduce_is_one_node():
+    for content in all_reduce_traces(3, 4096):
+        ((_, kind, _, attributes, _),) = nodes(content)
+        assert (kind, attributes) == (7, {"is_cpu_op": 0, "comm_type": 0, "comm_size": 4096})
+
+
+def test_host_memory_is_no_rank():
+    with pytest.raises(ScheduleError, match="host memory"):
+        traces(schedule("host_serial", 2), 100)
