@@ -35,15 +35,13 @@ def test_what_was_measured_is_more_certain_than_what_was_not():
     found = calibrate(observation("sends", 1e-4, flow_s, 2e-4 + flow_s) for flow_s in (1e-3, 1e-2, 1e-1))
     known, unknown = Term("sends", "a", 0.0, 0.1), Term("sends_host", "b", 0.0, 0.1)
     assert found.seconds(known).relative_sd < found.seconds(unknown).relative_sd / 2
-
-
-def test_nothing_measured_leaves_the_machine_file_with_its_priors():
     estimate = Calibration().seconds(Term("peer_memory", "a", 1e-5, 1e-3))
-    assert estimate.value == pytest.approx(1.01e-3)
-    assert estimate.relative_sd > 0.1
+    assert (estimate.value, estimate.relative_sd > 0.1) == (pytest.approx(1.01e-3), True), (
+        "the machine file's"
+    )
 
 
-def test_a_strategys_left_over_stays_with_it():
+def test_a_strategys_left_over_stays_with_it_and_is_less_certain_further_away():
     times = (1e-3, 2e-3, 4e-3, 8e-3)
     ordinary = [observation("sends", 0, s, s, ("net", str(s), "peer access")) for s in times]
     found = calibrate([*ordinary, observation("sends", 0, 2e-3, 4e-3, ("net", "slow", "peer access"))])
@@ -55,13 +53,9 @@ def test_a_strategys_left_over_stays_with_it():
     assert not known
     assert other.value == term.value
     assert other.relative_sd > own.relative_sd
-
-
-def test_left_over_is_less_certain_further_away():
-    found = calibrate([observation("sends", 0, 1e-3, 1e-3, ("a",))])
-    term = found.seconds(Term("sends", "a", 0, 1e-3))
-    near, far = (found.with_left_over(("a",), term, size)[0].relative_sd for size in (2, 1024))
-    assert far > 2 * near
+    far, _ = found.with_left_over(("net", "slow", "peer access"), term, 1024)
+    near, _ = found.with_left_over(("net", "slow", "peer access"), term, 2)
+    assert far.relative_sd > 2 * near.relative_sd
 
 
 def test_a_librarys_left_over_goes_by_size():
@@ -128,16 +122,10 @@ def test_an_update_by_the_root_keeps_its_share_of_the_measured_update():
     assert root.iteration.value == pytest.approx(replica.iteration.value, rel=1e-3)
 
 
-def test_keys_tell_ways_apart_where_they_matter():
-    assert strategy_key(strategy(cell(2))) != strategy_key(strategy(cell(2, peer_access=False)))
-
-
 def test_measurements_of_more_ranks_than_the_machine_has_calibrate_nothing():
-    seen = [
-        measured(cell(1, "none"), 4e-3),
-        measured(cell(4), 5e-3, 1e-3),
-        measured(cell(4, "all_reduce"), 5e-3, 1e-3),
-    ]
+    seen = [measured(cell(4, name), 5e-3, 1e-3) for name in ("ring", "all_reduce")]
+    seen.append(measured(cell(1, "none"), 4e-3))
+    assert strategy_key(strategy(cell(2))) != strategy_key(strategy(cell(2, peer_access=False)))
     probed = [MeasuredTransfer("all_reduce", 4, 2**24, False, 1e-3, 0.01)]
     known = [(one, strategy(dict(one.cell))) for one in seen]
     assert fitted(Machinery(machine(2)), known, probed).num_observations == 0
@@ -240,22 +228,25 @@ class TestShrinkage:
         assert log == pytest.approx(math.log(1.3), abs=0.02)
 
 
+def of_ranks(ranks, flow_s=1.0, shared_s=0.0):
+    return Term("native_host", "a", 0.0, flow_s, num_ranks=ranks, shared_s=shared_s)
+
+
+def fitted_to(*times, shared_s=0.0):
+    """To (ranks, seconds), each seen ten times."""
+    terms = [(of_ranks(ranks, shared_s=shared_s), seconds) for ranks, seconds in times]
+    return calibrate([Observation(None, [one], s, 0.005, one.num_ranks) for one, s in terms] * 10)
+
+
 class TestRanksThatShareAPath:
     """A kind's flow changes by its trend for each doubling of the ranks."""
 
-    @staticmethod
-    def fitted(times):
-        terms = [(Term("native_host", "a", 0.0, 1.0, num_ranks=ranks), seconds) for ranks, seconds in times]
-        return calibrate([Observation(None, [one], s, 0.005, one.num_ranks) for one, s in terms] * 10)
-
     def test_from_two_sizes_it_goes_on(self):
-        eight = self.fitted([(2, 1.0), (4, 1.15)]).seconds(Term("native_host", "a", 0.0, 1.0, num_ranks=8))
+        eight = fitted_to((2, 1.0), (4, 1.15)).seconds(of_ranks(8))
         assert eight.value == pytest.approx(1.15**2, rel=0.03)
 
     def test_from_one_size_it_is_an_interval_that_widens(self):
-        found = self.fitted([(2, 1.0)])
-        terms = [Term("native_host", "a", 0.0, 1.0, num_ranks=ranks) for ranks in (2, 4, 8)]
-        two, four, eight = map(found.seconds, terms)
+        two, four, eight = (fitted_to((2, 1.0)).seconds(of_ranks(ranks)) for ranks in (2, 4, 8))
         assert eight.value == pytest.approx(two.value)
         assert four.relative_sd == pytest.approx(math.hypot(0.15, two.relative_sd), rel=0.02)
         assert eight.relative_sd == pytest.approx(math.hypot(0.30, two.relative_sd), rel=0.02)
@@ -264,21 +255,17 @@ class TestRanksThatShareAPath:
 class TestPathsThatRanksShare:
     """Beyond what was measured the interval reaches to no more bytes a second than were seen."""
 
-    @staticmethod
-    def term(ranks, flow_s=1.0, shared_s=0.0):
-        return Term("native_host", "a", 0.0, flow_s, num_ranks=ranks, shared_s=shared_s)
-
     def found(self, measured_s=1.0):
-        return calibrate([Observation(None, [self.term(2, shared_s=1.0)], measured_s, 0.005, 2)] * 10)
+        return fitted_to((2, measured_s), shared_s=1.0)
 
     def test_interval_holds_saturation_at_what_was_seen_and_the_value_does_not_move(self):
-        alone, shared = (self.found().seconds(self.term(8, shared_s=s)) for s in (0.0, 4.0))
+        alone, shared = (self.found().seconds(of_ranks(8, shared_s=s)) for s in (0.0, 4.0))
         assert shared.value == alone.value
         assert shared.interval[1] >= 4.0 > alone.interval[1]
 
     def test_the_trend_is_a_part_of_what_saturation_adds(self):
-        four = self.found().seconds(self.term(4, shared_s=1.5))
-        unshared = self.found().seconds(self.term(4))
+        four = self.found().seconds(of_ranks(4, shared_s=1.5))
+        unshared = self.found().seconds(of_ranks(4))
         further = (sd_that_reaches(1.5) ** 2 - 0.15**2) ** 0.5
         assert four.relative_sd == pytest.approx(math.hypot(unshared.relative_sd, further), rel=0.01)
 
@@ -287,41 +274,32 @@ class TestPathsThatRanksShare:
         assert self.found(0.5).shared_scale["native_host"] == pytest.approx(0.5)
         assert self.found(2.0).shared_scale["native_host"] == 1.0
 
-    def test_as_many_ranks_as_were_measured_are_not_extrapolated(self):
-        found = self.found()
-        assert found.seconds(self.term(2, shared_s=4.0)) == found.seconds(self.term(2))
-        assert found.rests_on(self.term(2)) is None
-
     def test_what_more_ranks_rest_on_is_said(self):
         found = self.found()
-        assert "measured on 2 ranks alone; 15% a doubling" in found.rests_on(self.term(4))
-        assert "4.0 times as long, if shared paths" in found.rests_on(self.term(8, shared_s=4.0))
+        assert found.seconds(of_ranks(2, shared_s=4.0)) == found.seconds(of_ranks(2)), "as were measured"
+        assert found.rests_on(of_ranks(2)) is None
+        assert "measured on 2 ranks alone; 15% a doubling" in found.rests_on(of_ranks(4))
+        assert "4.0 times as long, if shared paths" in found.rests_on(of_ranks(8, shared_s=4.0))
         unmeasured = Term("sends", "a", 0.0, 1.0, num_ranks=4)
         assert "not measured, as the machine file has it" in found.rests_on(unmeasured)
         assert Calibration().rests_on(unmeasured) is None
-        twice = TestRanksThatShareAPath.fitted([(2, 1.0), (4, 1.15)])
-        assert "measured on 2, 4 ranks; +14% for each doubling" in twice.rests_on(self.term(8))
+        twice = fitted_to((2, 1.0), (4, 1.15))
+        assert "measured on 2, 4 ranks; +14% for each doubling" in twice.rests_on(of_ranks(8))
 
 
-def test_an_exchange_is_what_it_adds_to_a_step_whose_computation_is_known():
-    compute = ComputeModel([measured(cell(1, "none"), 4e-3)])
-    seen = measured(cell(2, "ring", local_batch=4096), 8e-3, exchange_s=2e-3)
-    known = [(seen, strategy(dict(seen.cell)))]
-    machinery = Machinery(machine(2))
-    assert [o.seconds for o in observations_of_cells(known, machinery)] == [2e-3]
-    assert [o.seconds for o in observations_of_cells(known, machinery, compute)] == [pytest.approx(4e-3)]
-    noisy = ComputeModel([measured(cell(1, "none"), 4e-3, relative_sd=0.3)])
-    assert [o.seconds for o in observations_of_cells(known, machinery, noisy)] == [2e-3]
+def test_an_exchange_is_what_it_adds_to_a_step_whose_computation_is_known_with_the_noise_of_the_step():
+    def observed(relative_sd, *compute_sd):
+        seen = measured(cell(2, "ring", local_batch=4096), 8e-3, exchange_s=2e-3, relative_sd=relative_sd)
+        models = [ComputeModel([measured(cell(1, "none"), 4e-3, relative_sd=sd)]) for sd in compute_sd]
+        known = [(seen, strategy(dict(seen.cell)))]
+        (found,) = observations_of_cells(known, Machinery(machine(2)), *models)
+        return found, [model.step(seen.cell, 4096).step_s.sd for model in models]
 
-
-def test_noise_of_a_step_is_absolute_whatever_part_of_it_the_exchange_is():
-    quiet = ComputeModel([measured(cell(1, "none"), 4e-3)])
-    seen = measured(cell(2, "ring", local_batch=4096), 8e-3, exchange_s=2e-3, relative_sd=0.05)
-    known = [(seen, strategy(dict(seen.cell)))]
-    (by_spans,) = observations_of_cells(known, Machinery(machine(2)))
+    for compute_sd, seconds in (((), 2e-3), ((0.01,), 4e-3), ((0.3,), 2e-3)):
+        assert observed(0.01, *compute_sd)[0].seconds == pytest.approx(seconds)
+    by_spans, _ = observed(0.05)
     assert by_spans.relative_sd == pytest.approx(0.05 * 8 / 2)
-    (added,) = observations_of_cells(known, Machinery(machine(2)), quiet)
-    computed_s = quiet.step(seen.cell, 4096).step_s.sd
+    added, (computed_s,) = observed(0.05, 0.01)
     assert added.relative_sd == pytest.approx(math.hypot(0.05 * 8e-3, computed_s) / 4e-3)
 
 

@@ -1,10 +1,15 @@
+"""What a step computes, from cells of its kind or from those that exchange, less their exchange."""
+
 from dataclasses import replace
 
 import pytest
 
 from scaling.errors import PredictionError
 from scaling.prediction.compute import ComputeModel
-from tests.prediction.conftest import cell, measured
+from scaling.prediction.predict import Predictor
+from scaling.prediction.sources import Sources, computed_without_exchange
+from scaling.prediction.strategy import Machinery
+from tests.prediction.conftest import cell, machine, measured, strategy
 
 
 def alone(local_batch, seconds, **changes):
@@ -107,10 +112,11 @@ def test_whatever_the_processor_bounds_tells_one_time_for_all_batches():
     assert model.step(cell(1), 128).step_s.relative_sd < 0.2 < model.step(cell(1), 32).step_s.relative_sd
 
 
-def test_more_samples_take_no_less_time():
+def test_more_samples_take_no_less_time_and_the_spread_of_equal_cells_is_part_of_the_uncertainty():
     model = ComputeModel([alone(32, 16e-3), alone(64, 20e-3), alone(128, 14e-3)])
     assert model.step(cell(1, "none"), 64).step_s.value == pytest.approx((20e-3 + 14e-3) / 2)
     assert model.step(cell(1, "none"), 128).step_s.relative_sd > 0.2
+    assert ComputeModel([alone(4096, 4e-3), alone(4096, 6e-3)]).step(cell(1), 4096).step_s.relative_sd > 0.2
 
 
 def test_ddps_step_follows_the_one_without_it_over_other_batches():
@@ -137,12 +143,6 @@ def test_of_a_curve_that_is_followed_its_change_alone_adds_to_the_interval():
     assert followed.relative_sd < 0.02
 
 
-def test_a_batch_between_two_is_less_certain_than_a_measured_one_and_more_than_one_beyond():
-    model = ComputeModel([alone(batch, 1e-6 * batch) for batch in (1024, 2048)])
-    at, between, beyond = (model.step(cell(1, "none"), b).step_s.relative_sd for b in (2048, 1536, 4096))
-    assert at < between < beyond
-
-
 @pytest.mark.parametrize(("folders", "sd"), [(("a", "a"), 0.2 * 1.7**0.5), (("a", "b"), 0.2)])
 def test_one_folder_does_not_tell_how_far_off_its_machine_is(folders, sd):
     eager = [replace(alone(64, 3e-3), source=folder) for folder in folders]
@@ -159,32 +159,25 @@ def test_step_that_follows_a_flat_eager_step_has_an_interval_down_to_proportion(
 
 
 def test_a_curve_of_one_memory_format_does_not_price_the_other():
-    contiguous = [alone(1000, 1e-3), alone(3000, 3e-3)]
-    last = cell(2, memory_format="channels_last")
-    both = ComputeModel([*contiguous, alone(2000, 9e-3, memory_format="channels_last")])
-    assert both.step(last, 2000).step_s.value == pytest.approx(9e-3)
-    assert both.step(cell(2, memory_format=None), 2000).step_s.value == pytest.approx(2e-3)
+    both = ComputeModel([*TWO, alone(2000, 9e-3, memory_format="channels_last")])
+    for memory_format, step_s in (("channels_last", 9e-3), (None, 2e-3)):
+        computed = both.step(cell(2, memory_format=memory_format), 2000)
+        assert computed.step_s.value == pytest.approx(step_s)
 
 
 def test_a_step_with_another_input_stands_for_one_that_was_not_measured_and_says_so():
-    plain = [alone(1000, 1e-3), alone(3000, 3e-3)]
-    augmented = cell(2, augmentation="standard")
-    known = ComputeModel(plain).step(cell(2), 2000)
+    known = ComputeModel(TWO).step(cell(2), 2000)
     placements = ({"input_placement": value} for value in ("pinned", "loader"))
     for changes in ({"augmentation": "standard"}, *placements):
-        computed = ComputeModel(plain).step(cell(2, **changes), 2000)
+        computed = ComputeModel(TWO).step(cell(2, **changes), 2000)
         assert computed.step_s.value == known.step_s.value
         assert computed.step_s.relative_sd >= 0.1 > known.step_s.relative_sd
         assert any("another input" in note for note in computed.notes)
         assert computed.without_input == ("input_placement" in changes)
-    both = ComputeModel([*plain, alone(2000, 9e-3, augmentation="standard")])
-    assert both.step(augmented, 2000).step_s.value == pytest.approx(9e-3)
-    for said in ({}, {"augmentation": None}, {"augmentation": "none"}):  # trainings say none
-        assert both.step(cell(2, **said), 2000).step_s.value == pytest.approx(2e-3)
-
-
-def test_spread_of_equal_cells_is_part_of_the_uncertainty():
-    assert ComputeModel([alone(4096, 4e-3), alone(4096, 6e-3)]).step(cell(1), 4096).step_s.relative_sd > 0.2
+    both = ComputeModel([*TWO, alone(2000, 9e-3, augmentation="standard")])
+    for said, step_s in (("standard", 9e-3), (None, 2e-3), ("none", 2e-3)):  # trainings say none
+        assert both.step(cell(2, augmentation=said), 2000).step_s.value == pytest.approx(step_s)
+    assert both.step(cell(2), 2000).step_s.value == pytest.approx(2e-3)
 
 
 @pytest.mark.parametrize(("known", "asked"), [
@@ -197,22 +190,24 @@ def test_what_tells_nothing_of_the_computation_is_not_used(known, asked):
         ComputeModel([known]).step(asked, 1000)
 
 
-class TestLayerByLayer:
-    def test_without_them_it_hides_half_of_the_update_and_may_hide_none_or_all(self):
-        plain = replace(alone(64, 2e-3, step="captured"), phases={"update_s": 0.6e-3})
-        computed = ComputeModel([plain]).step(cell(2, step="captured", bucket_mb=16.0), 64)
-        low, high = computed.step_s.interval
-        assert computed.step_s.value == pytest.approx(1.7e-3)
-        assert low <= 1.4e-3 < 2e-3 <= high
-        assert any("half of its update of 0.6 ms" in note for note in computed.notes)
-        assert ComputeModel([plain]).step(cell(2, step="captured"), 64).notes == ()
+def test_without_steps_layer_by_layer_one_hides_half_of_the_update_and_may_hide_none_or_all():
+    plain = replace(alone(64, 2e-3, step="captured"), phases={"update_s": 0.6e-3})
+    computed = ComputeModel([plain]).step(cell(2, step="captured", bucket_mb=16.0), 64)
+    low, high = computed.step_s.interval
+    assert computed.step_s.value == pytest.approx(1.7e-3)
+    assert low <= 1.4e-3 < 2e-3 <= high
+    assert any("half of its update of 0.6 ms" in note for note in computed.notes)
+    assert ComputeModel([plain]).step(cell(2, step="captured"), 64).notes == ()
 
 
-def test_a_noisy_point_makes_its_own_batch_uncertain_alone():
+def test_a_noisy_point_makes_its_own_batch_uncertain_alone_and_one_between_two_is_less_certain_than_they():
     noisy = replace(alone(256, 1.0e-3), relative_sd=0.3)
     model = ComputeModel([noisy, alone(1024, 2.0e-3), alone(2048, 4.0e-3)])
     assert model.step(cell(2), 256).step_s.relative_sd > 0.25
     assert model.step(cell(2), 1024).step_s.relative_sd < 0.05
+    model = ComputeModel([alone(batch, 1e-6 * batch) for batch in (1024, 2048)])
+    at, between, beyond = (model.step(cell(1, "none"), b).step_s.relative_sd for b in (2048, 1536, 4096))
+    assert at < between < beyond
 
 
 def test_what_bounds_a_step_is_known_where_the_captured_one_was_measured():
@@ -229,3 +224,53 @@ def test_ranks_that_meet_after_a_block_wait_less_for_the_slowest():
     model = ComputeModel([alone(64, 3e-3), alone(64, 1e-3, step="captured")])
     every_step, block = (model.step(cell(4, sync_every=n), 64).step_s.value / 3e-3 - 1 for n in (1, 16))
     assert block == pytest.approx(every_step / 4)
+
+
+STEP_S = 0.02
+
+
+def weak(world_size, aggregator="all_reduce", step="overlapped"):
+    batches = {"scaling": "weak", "local_batch": 64, "global_batch": 64 * world_size}
+    return cell(world_size, aggregator, step=step, **batches)
+
+
+@pytest.mark.parametrize("step", ["eager", "overlapped"])
+@pytest.mark.parametrize("compute_s", [0.001, STEP_S])
+def test_computation_is_found_whether_the_exchange_is_hidden_or_not(step, compute_s):
+    there, values = Machinery(machine(8)), weak(8, step=step)
+    compute = ComputeModel([measured(weak(1, "none", step), compute_s)])
+    iteration_s = Predictor(there, compute).predict(strategy(values)).iteration.value
+    known = [(measured(values, iteration_s), strategy(values))]
+    said = []
+    (found,) = computed_without_exchange(known, ComputeModel([]), there, said.append)
+    assert not said
+    assert found.iteration_s == pytest.approx(compute_s, rel=0.03)
+    assert found.exchanges_nothing
+    assert found.relative_sd > 0.01
+
+
+def test_cells_whose_computation_was_measured_are_left_alone():
+    compute = ComputeModel([measured(weak(1, "none"), STEP_S)])
+    known = [(measured(weak(8), STEP_S), strategy(weak(8)))]
+    assert not computed_without_exchange(known, compute, Machinery(machine(8)), pytest.fail)
+
+
+def test_an_exchange_that_takes_more_than_the_step_is_said_and_leaves_all_of_it_inside():
+    there, values, said = Machinery(machine(8)), weak(8, step="eager"), []
+    known = [(measured(values, STEP_S), strategy(values, 10**9))]
+    (found,) = computed_without_exchange(known, ComputeModel([]), there, said.append)
+    low, high = ComputeModel([found]).step(found.cell, 64).step_s.interval
+    assert (found.iteration_s, low < found.iteration_s) == (pytest.approx(0.1 * STEP_S), True)
+    assert high >= STEP_S
+    assert "leaves less than 10% of the measured step, 20 ms" in said[0]
+
+
+def test_8_gpus_alone_predict_64_and_say_where_the_computation_is_from():
+    topology, said = machine(8, nodes=8), []
+    sources = Sources([measured(weak(8), STEP_S)], [], topology)
+    predictor, _ = sources.predictor(topology, lambda values, _: strategy(dict(values)), said.append)
+    more = [predictor.predict(strategy(weak(size))).iteration for size in (8, 64)]
+    assert more[0].value == pytest.approx(STEP_S, rel=0.01)
+    assert more[1].value > STEP_S
+    assert more[1].relative_sd > more[0].relative_sd
+    assert said == ["no step without exchange: the computation is what 8 ranks took, less their exchange"]

@@ -35,14 +35,15 @@ def of_kind(found, kind):
     return [term for term in found if term.kind == kind]
 
 
-def test_gpus_copy_down_and_up_and_the_host_divides():
+def test_gpus_copy_down_and_up_and_the_host_divides_by_the_cells_threads():
     found = terms(2)
     assert [term.kind for term in found] == ["host", "mpi", "host_work", "host"]
     assert of_kind(found, "mpi")[0].choice == "Open MPI 5.0.11: reduce-scatter and all-gather"
-
-
-def test_processes_have_the_gradient_where_mpi_wants_it():
-    assert [term.kind for term in terms(2, topology=load("cpu-2"), device="cpu")] == ["mpi", "host_work"]
+    processes = terms(2, topology=load("cpu-2"), device="cpu")
+    assert [term.kind for term in processes] == ["mpi", "host_work"], "the gradient is where MPI wants it"
+    works = ((1, "host_work"), (4, "host_threads"))
+    one, four = (of_kind(terms(2, threads=n), kind)[0].flow_s for n, kind in works)
+    assert one == pytest.approx(4 * four)
 
 
 def test_library_changes_the_algorithm_and_the_price():
@@ -52,24 +53,15 @@ def test_library_changes_the_algorithm_and_the_price():
     assert old_term.latency_s > new_term.latency_s
 
 
-def test_division_takes_the_threads_of_the_cell():
-    works = ((1, "host_work"), (4, "host_threads"))
-    one, four = (of_kind(terms(2, threads=n), kind)[0].flow_s for n, kind in works)
-    assert one == pytest.approx(4 * four)
-
-
-def test_library_that_nobody_recorded_is_said():
+def test_library_that_nobody_recorded_and_what_is_not_modelled_on_several_nodes_are_said():
     own = strategy_of(mpi_cell(2))
     prediction = Predictor(Machinery(machine())).predict(own)
     assert any("no measured launch says which MPI" in note for note in prediction.notes)
     known = Predictor(Machinery(machine(), mpi=MPICH)).predict(own)
     assert not any("which MPI" in note for note in known.notes)
     assert any("MPICH 5.0.2" in term.choice for term in known.terms)
-
-
-def test_open_mpi_on_several_nodes_says_what_is_not_modelled():
-    prediction = Predictor(Machinery(machine(4, nodes=2), mpi=OPEN_MPI)).predict(strategy_of(mpi_cell(8)))
-    assert any("coll/han" in note for note in prediction.notes)
+    on_nodes = Predictor(Machinery(machine(4, nodes=2), mpi=OPEN_MPI)).predict(strategy_of(mpi_cell(8)))
+    assert any("coll/han" in note for note in on_nodes.notes)
 
 
 def test_access_between_gpus_does_not_matter_and_is_no_part_of_the_key():
@@ -88,21 +80,15 @@ def test_one_bit_messages_go_by_mpi_with_their_copies():
     assert sum(term.flow_s for term in of_kind(found, "mpi")) < whole / 10
 
 
-def test_horovod_between_processes_is_priced_as_its_ranks_exchange():
-    own = strategy_of(mpi_cell(2, "horovod", device="cpu"))
-    cpu = load("cpu-2")
-    kinds = []
-    for words in ("Horovod 0.28.1 over MPI", "Horovod 0.28.1 over Gloo"):
-        machinery = machinery_for(cpu, [], cpu, {"mpi": "Open MPI v5.0.11", "horovod": words})
-        kinds.append([term.kind for term in terms_of(own, 0, machinery, 2)])
-    assert kinds == [["mpi"], ["sends"]]
-
-
-def test_horovod_between_gpus_is_nccls():
-    own = strategy_of(mpi_cell(2, "horovod"))
-    libraries = {"horovod": "Horovod 0.28.1 over MPI, GPUs over NCCL"}
-    machinery = machinery_for(machine(), [], machine(), libraries)
-    assert [term.kind for term in terms_of(own, 0, machinery, 2)] == ["native", "horovod"]
+@pytest.mark.parametrize(("device", "words", "kinds"), [
+    ("cpu", "Horovod 0.28.1 over MPI", ["mpi"]), ("cpu", "Horovod 0.28.1 over Gloo", ["sends"]),
+    ("cuda", "Horovod 0.28.1 over MPI, GPUs over NCCL", ["native", "horovod"]),
+])  # fmt: skip
+def test_horovod_is_priced_as_its_ranks_exchange(device, words, kinds):
+    there = load("cpu-2") if device == "cpu" else machine()
+    machinery = machinery_for(there, [], there, {"mpi": "Open MPI v5.0.11", "horovod": words})
+    own = strategy_of(mpi_cell(2, "horovod", device=device))
+    assert [term.kind for term in terms_of(own, 0, machinery, 2)] == kinds
 
 
 def test_measured_cells_of_two_ranks_calibrate_four():
@@ -176,6 +162,9 @@ def test_probe_of_mpi_makes_its_prediction_more_certain_and_leaves_gloo_and_nccl
     others = probed(SIZES, lambda _: 3.0, "all_reduce")
     assert {name for name, _ in predictor_of(others).calibration.names} == {"native"}
     assert mpi_seconds(others, 2) == mpi_seconds([], 2)
+    with_access = probed(SIZES, lambda _: 2.0)
+    without = [replace(one, host_only=True) for one in with_access]
+    assert mpi_seconds(without, 2) == mpi_seconds(with_access, 2), "access between GPUs does not matter"
 
 
 def test_what_a_probed_size_took_beyond_the_fit_goes_by_size_and_only_to_all_reduces():
@@ -184,9 +173,3 @@ def test_what_a_probed_size_took_beyond_the_fit_goes_by_size_and_only_to_all_red
     nominal = sum(term.latency_s + term.flow_s for term in of_kind(terms(2), "mpi"))
     assert mpi_seconds(slow_here, 2) == pytest.approx(3.0 * nominal, rel=1e-3)
     assert all(term.native_bytes is None for term in of_kind(terms(2, "mpi_one_bit"), "mpi"))
-
-
-def test_access_between_gpus_does_not_matter_to_mpis_samples():
-    with_access = probed(SIZES, lambda _: 2.0)
-    without = [replace(one, host_only=True) for one in with_access]
-    assert mpi_seconds(without, 2) == mpi_seconds(with_access, 2)

@@ -1,3 +1,5 @@
+"""What a step takes on a machine, and what a table of such predictions says of itself."""
+
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,7 @@ from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.measured import measured_cells
 from scaling.prediction.overlap_fit import ddp_buckets, exposed
 from scaling.prediction.predict import Predictor
-from scaling.prediction.rows import reason_row, row_of, text_table
+from scaling.prediction.rows import NOTHING_MEASURED, reason_row, row_of, text_table
 from scaling.prediction.sources import Sources
 from scaling.prediction.strategy import Machinery, Strategy, strategy_key
 from scaling.prediction.unseen import HOOKED_SD, Unseen
@@ -22,7 +24,6 @@ def model():
 
 
 def told(sources, topology, values):
-    """What these sources make of a cell on that machine."""
     return sources.predictor(topology, lambda own, _: strategy(own))[0].predict(strategy(values))
 
 
@@ -37,22 +38,18 @@ def predicted(values, *changes, topology=None):
     (cell(4, "all_reduce"), "nvlink-type.bandwidth=0.5x"),
     (cell(4, peer_access=False), "pcie-type.bandwidth=0.5x"),
     (cell(4, "all_reduce", peer_access=False), "pcie-type.bandwidth=0.5x"),
+    # These links are not used.
+    (cell(4), "pcie-type.bandwidth=0.01x"), (cell(4, peer_access=False), "nvlink-type.bandwidth=0.01x"),
+    (cell(1), "nvlink-type.bandwidth=0.01x"), (cell(4, "none"), "nvlink-type.bandwidth=0.01x"),
 ])  # fmt: skip
-def test_changing_a_used_link_changes_the_prediction(values, change):
+def test_changing_a_used_link_changes_the_prediction_and_another_nothing(values, change):
     before, after = predicted(values), predicted(values, change)
-    assert after.exchange.value > 1.2 * before.exchange.value
-    assert after.iteration.value > before.iteration.value
     assert change in after.topology
-
-
-@pytest.mark.parametrize(("values", "change"), [
-    (cell(4), "pcie-type.bandwidth=0.01x"),
-    (cell(4, peer_access=False), "nvlink-type.bandwidth=0.01x"),
-    (cell(1), "nvlink-type.bandwidth=0.01x"),
-    (cell(4, "none"), "nvlink-type.bandwidth=0.01x"),
-])  # fmt: skip
-def test_changing_a_link_that_is_not_used_changes_nothing(values, change):
-    assert predicted(values, change).iteration.value == predicted(values).iteration.value
+    if "0.01x" in change:
+        assert after.iteration.value == before.iteration.value
+    else:
+        assert after.exchange.value > 1.2 * before.exchange.value
+        assert after.iteration.value > before.iteration.value
 
 
 def test_the_network_counts_between_nodes_alone():
@@ -63,9 +60,12 @@ def test_the_network_counts_between_nodes_alone():
         assert (after > 2 * before) == changes
 
 
-def test_one_rank_takes_what_it_computes():
+def test_one_rank_takes_what_it_computes_and_without_computation_the_exchange_is_told_alone():
     prediction = predicted(cell(1))
     assert (prediction.iteration.value, prediction.exchange.value) == (pytest.approx(4096e-6), 0)
+    alone = Predictor(Machinery(machine())).predict(strategy(cell(4)))
+    assert alone.iteration is None
+    assert alone.exchange.value > 0
 
 
 def test_an_exchange_hides_in_the_wait_for_a_loader():
@@ -83,12 +83,6 @@ def test_an_exchange_hides_in_the_wait_for_a_loader():
     assert afterwards_s < 0.4 * exchange_s
     assert any("loader" in note for note in hidden.notes)
     assert partly.iteration.value == pytest.approx(10e-3 + exchange_s / 2)
-
-
-def test_without_computation_the_exchange_is_told_alone():
-    prediction = Predictor(Machinery(machine())).predict(strategy(cell(4)))
-    assert prediction.iteration is None
-    assert prediction.exchange.value > 0
 
 
 def test_every_row_says_that_it_is_simulated():
@@ -189,9 +183,7 @@ def test_local_updates_have_their_part_of_the_exchange_and_say_so():
     assert any("exchanged every 8 steps" in note for note in block.notes)
     assert block.remarks == tuple(note for note in block.notes if "exchanged every" in note)
     assert not any("exchanged every" in note for note in plain.notes)
-
-
-def test_an_outer_momentum_is_read_and_written_at_the_end_of_a_block():
+    # An outer momentum is read and written there too.
     ends = [
         predicted(cell(4, sync_every=2, outer_update=name, outer_momentum=momentum)).terms[-1].seconds
         for name, momentum in (("average", None), ("block_momentum", 0.75), ("nesterov", 0.9))
@@ -232,3 +224,27 @@ def test_measured_local_updates_calibrate_nothing():
     blocks = cell(4, sync_every=8, outer_update="average")
     (kept,) = measured_cells([(cell(4), "", row), (blocks, "", row)], "here")
     assert kept.cell == cell(4)
+
+
+NET = {"model": "net", "world_size": 4}
+PREDICTED = {**NET, "aggregator": "ring", "iteration_s": 0.01}
+PREDICTED |= {"iteration_s_low": 0.009, "iteration_s_high": 0.011}
+EXCHANGE_ALONE = {**NET, "aggregator": "tree", "exposed_comm_s": 0.002}
+NOT_PREDICTED = {**NET, "aggregator": "star", "reason": "it has no schedule"}
+
+
+@pytest.mark.parametrize(("rows", "is_told"), [
+    ([], False), ([PREDICTED], False), ([EXCHANGE_ALONE], True), ([EXCHANGE_ALONE, NOT_PREDICTED], True),
+    ([PREDICTED, EXCHANGE_ALONE], False),
+    ([NOT_PREDICTED, EXCHANGE_ALONE, PREDICTED], False),
+])  # fmt: skip
+def test_only_a_table_without_any_iteration_says_that_nothing_was_measured(rows, is_told):
+    assert (NOTHING_MEASURED in " ".join(text_table(rows).split())) == is_told
+
+
+def test_batches_and_inputs_are_told():
+    fed = {"scaling": "weak", "local_batch": 1024, "global_batch": 4096}
+    text = text_table([{**PREDICTED, **fed}, {**PREDICTED, **fed, "input_placement": "loader"}])
+    assert text.startswith("net, local batch 1,024\n")
+    assert "ring, input loader" in text
+    assert text_table([{**PREDICTED, **fed, "scaling": "strong"}]).startswith("net, global batch 4,096\n")

@@ -1,5 +1,6 @@
-"""The best buckets by the model, against every partition there is."""
+"""The best buckets by the model, against every partition; what overlapped steps took beyond it."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -17,6 +18,15 @@ from scaling.prediction.buckets import (
     of_default,
     of_two_sizes,
     to_measure,
+)
+from scaling.prediction.overlap_fit import (
+    LEAST_SLOWDOWN_SD,
+    SLOWDOWN,
+    SLOWDOWN_SD,
+    OverlapFit,
+    OverlappedCell,
+    fit_left_overs,
+    fit_slowdowns,
 )
 
 
@@ -63,13 +73,10 @@ def test_by_hand():
     assert end_s((3,), gradients, curve) == 5.5  # all at 3 s: 3 + 2.5
     assert end_s((1, 3), gradients, curve) == 5.0  # the first one ends at 2.5, the others go at 3 s
     assert best_partition(gradients, curve) == Partition((1, 3), 5.0)
-
-
-def test_without_latency_each_gradient_goes_alone_and_with_much_of_it_all_together():
-    gradients = Gradients((1.0, 2.0, 3.0, 4.0), (MB,) * 4)
-    free = ExchangeCurve((0.0, 4.0 * MB), (0.0, 2.0))
-    slow = ExchangeCurve((0.0, 4.0 * MB), (50.0, 50.1))
-    assert (best_partition(gradients, free).end_s, best_partition(gradients, slow).ends) == (4.5, (4,))
+    # Without latency each goes alone, and with much of it all together.
+    four, points = Gradients((1.0, 2.0, 3.0, 4.0), (MB,) * 4), (0.0, 4.0 * MB)
+    assert best_partition(four, ExchangeCurve(points, (0.0, 2.0))).end_s == 4.5
+    assert best_partition(four, ExchangeCurve(points, (50.0, 50.1))).ends == (4,)
 
 
 def test_ddp_makes_of_the_sizes_that_it_is_given_the_buckets_that_were_meant():
@@ -109,3 +116,57 @@ def test_of_two_sizes_it_is_what_ddp_makes_and_not_below_the_bound(seed):
         assert one.end_s >= bound * (1 - 1e-12)
     measured = to_measure(gradients, curve, of_default([1.0, 25.0], gradients, curve), 3, takes_sizes=False)
     assert all(len(one.sizes_mb) == 2 for one in measured)
+
+
+KEY = ("net", "all_reduce", "peer access")
+
+
+def step(measured_s, predicted_s=10.0, hidden_s=2.0, by_library=True, world_size=2):
+    return OverlappedCell(KEY, True, by_library, world_size, measured_s, predicted_s, hidden_s)
+
+
+def test_slowdown_is_that_of_the_measured_steps():
+    fit = fit_slowdowns([step(10.0 + 2.0 * extra) for extra in (0.1, 0.2, 0.3)])
+    assert fit.slowdowns[True][0] == pytest.approx(SLOWDOWN + 0.2)
+    assert fit.slowed({"peer_access": True}, 4.0).value == pytest.approx(4.0 * (SLOWDOWN + 0.2))
+    assert fit.slowed({"peer_access": False}, 4.0).value == pytest.approx(4.0 * SLOWDOWN)
+    for tells_nothing in (step(20.0, by_library=False), step(20.0, hidden_s=0.01)):
+        assert not fit_slowdowns([tells_nothing] * 3).slowdowns
+
+
+def test_one_network_tells_little_of_anothers_slowdown():
+    alike = [step(11.0)] * 3
+    other = replace(step(11.0), key=("other", *KEY[1:]))
+    assert fit_slowdowns(alike).slowdowns[True][1] == SLOWDOWN_SD
+    assert fit_slowdowns([*alike, other]).slowdowns[True][1] == LEAST_SLOWDOWN_SD
+
+
+def test_left_over_beyond_the_noise_stays_with_the_strategy():
+    fit = fit_left_overs([step(14.0), step(14.1)], OverlapFit())
+    same, twice = (fit.left_over(KEY, size) for size in (2, 4))
+    assert (same.value, twice.value) == (pytest.approx(4.05, rel=0.02), same.value)
+    assert twice.sd > 3 * same.sd
+    assert fit.left_over(("other", *KEY[1:]), 2).value == 0.0
+
+
+def test_left_over_within_the_noise_of_the_step_or_of_its_computation_is_dropped():
+    def value(one):
+        return fit_left_overs([one], OverlapFit()).left_over(KEY, 2).value
+
+    assert value(step(10.1)) == value(replace(step(14.0), compute_sd_s=4.0)) == 0.0
+    assert value(step(14.0)) > 3.5
+    not_measured = OverlapFit().left_over(KEY, 2, held_up_s=2.0)  # as far as the host may hold it up
+    assert (not_measured.value, not_measured.sd) == (0.0, 2.0)
+
+
+def hook(access, measured_s, predicted_s):
+    key = ("net", "one_bit", access)
+    return OverlappedCell(key, access == "peer access", False, 2, measured_s, predicted_s, 0.0)
+
+
+def test_hooks_that_are_no_slower_without_access_tell_one_time():
+    fit = fit_left_overs([hook("peer access", 8.7, 3.1), hook("host-only", 6.7, 4.6)], OverlapFit())
+    near, far = (fit.left_over(("net", "one_bit", access), 2) for access in ("peer access", "host-only"))
+    assert 3.1 + near.value == pytest.approx(4.6 + far.value, rel=0.1)
+    slower = fit_left_overs([hook("peer access", 6.7, 3.1), hook("host-only", 8.7, 4.6)], OverlapFit())
+    assert slower.left_over(("net", "one_bit", "peer access"), 2).value == pytest.approx(3.6, rel=0.02)
