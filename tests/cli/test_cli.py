@@ -65,9 +65,10 @@ def test_bad_study_is_one_message_and_exit_code_2(call, study, change, message):
         assert message in call.refused(verb, study)
 
 
-def test_unknown_study_and_unknown_list_name_what_there_is(call):
+def test_unknown_study_and_list_name_what_there_is_and_a_wrong_override_what_is_allowed(call, study):
     assert "mnist" in call.refused("plan", "mnits")
     assert "models" in call.refused("list", "modells")
+    assert "not of the form key=value" in call.refused("plan", study, "repeats")
 
 
 @pytest.mark.parametrize("verb", ["report", "status"])
@@ -81,8 +82,7 @@ def test_unreadable_results_folder_is_one_message(call, tmp_path, verb):
     assert "run.json is damaged" in call.refused(verb, broken)
 
 
-def test_folder_of_another_study_is_refused_naming_the_difference(call, study, tmp_path, monkeypatch):
-    from scaling.store import ResultsFolder
+def test_folder_of_another_study_is_refused_naming_the_difference(call, study, tmp_path):
     from scaling.study.overrides import load_study
     from scaling.study.prepare import prepare, this_machine
     from scaling.study.resolve import resolve
@@ -111,15 +111,6 @@ def test_truncated_mnist_file_is_named_with_its_checksum(call, study, tmp_path, 
     assert FILES[0].md5 in err
 
 
-def test_wrong_override_says_what_is_allowed(call, study):
-    for override, message in [
-        ("repeats", "not of the form key=value"),
-        ("workloads.3.model=mlp", "use an index from 0 to 0"),
-        ("repeats=0", "repeats is 0"),
-    ]:
-        assert message in call.refused("plan", study, override)
-
-
 def test_plan_lists_cells_launches_and_an_estimate(call, study):
     code, out, _ = call("plan", study, "--json", "repeats=3")
     plan = json.loads(out)
@@ -141,31 +132,26 @@ def test_list_gives_json_with_whole_names(call):
         assert call("list", kind)[0] == 0
 
 
-def test_help_and_list_of_studies_do_not_import_torch():
-    for arguments in (["--help"], ["run", "--help"], ["list", "studies"]):
-        program = (
-            "import sys; sys.argv = ['scaling', *sys.argv[1:]]\n"
-            "from scaling.cli import main\n"
-            "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
-            "heavy = {'torch', 'numpy', 'pandas', 'scipy', 'matplotlib', 'sklearn'} & set(sys.modules)\n"
-            "assert not heavy, heavy\n"
-        )
-        subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
+@pytest.mark.parametrize("words", ["--help", "run --help", "list studies", "topology show dual-k80"])
+def test_help_and_lists_of_studies_and_machines_do_not_import_torch(words):
+    program = (
+        "import sys; sys.argv = ['scaling', *sys.argv[1:]]\n"
+        "from scaling.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'scipy', 'matplotlib', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program, *words.split()], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize(
-    "words", [["-h"], ["run", "-h"], ["topology", "-h"], ["topology", "show", "-h"], ["list", "-h"]]
-)
-def test_short_help_works_everywhere(words):
-    done = CliRunner().invoke(app, words)
+@pytest.mark.parametrize("words", ["", "run", "topology", "topology show", "list"])
+def test_short_help_works_everywhere_and_list_alone_says_what_can_be_listed(words):
+    done = CliRunner().invoke(app, [*words.split(), "-h"])
     assert (done.exit_code, "Usage:" in done.stdout) == (0, True)
-
-
-def test_list_alone_says_what_can_be_listed():
-    done = CliRunner().invoke(app, ["list"])
-    assert done.exit_code == 0
+    alone = CliRunner().invoke(app, ["list"])
+    assert alone.exit_code == 0
     for kind in ("studies", "aggregators", "models", "datasets", "topologies", "experiments"):
-        assert kind in done.stdout
+        assert kind in alone.stdout
 
 
 def test_script_finds_modules_of_the_working_folder_last_and_none_with_a_safe_path(tmp_path):
@@ -230,43 +216,32 @@ def test_texts_fit_eighty_columns(call, words):
     assert too_long(out) == []
 
 
-@pytest.fixture
-def of_experiments(tmp_path):
-    """A folder of a study of kind device, where a cell has failed and one is planned."""
+def test_states_of_experiments_fit_eighty_columns(call, tmp_path):
+    """Of a study of kind device, where a cell has failed and one is planned."""
     folder = ResultsFolder(tmp_path / "results")
     folder.write_study({"name": "by-hand", "parts": []})
     folder.write_environment({})
     point = {"operation": "convolution", "shape": "AlexNet 11x11", "batch": 64, "choice": "older-interface"}
     for device in ("cpu", "cuda"):
         cell = {"kind": "device", "experiment": "kernel-choices", "point": point, "device": device}
-        cell |= {"threads": 1, "parameters": {}}
-        folder.plan_run(device, 0, {**cell, "world_size": 1})
+        folder.plan_run(device, 0, {**cell, "threads": 1, "parameters": {}, "world_size": 1})
     record = folder.run("cuda", 0)
     folder.start_run(record, {})
     folder.fail_run(record, "rank 0: RuntimeError: " + "no such algorithm, " * 20)
-    return folder.path
-
-
-@pytest.mark.parametrize("words", [("status",)], ids=" ".join)
-def test_states_of_experiments_fit_eighty_columns(call, of_experiments, words):
-    _, out, err = call(*words, of_experiments)
+    _, out, err = call("status", folder.path)
     assert "no such algorithm" in out, err
     assert too_long(out) == []
 
 
 running = sys.modules[f"{scaling.cli.__name__}.run"]  # `scaling.cli.run` is the verb
-REFERENCE = Path(__file__).parents[2] / "results/reference"
 
 
-@pytest.fixture(params=["transfer-2xh200", "quickstart-2xh100"])
-def made(request, tmp_path, without_figures):
-    """The report of a folder with long tables, and of one with a verdict."""
+@pytest.mark.parametrize("name", ["transfer-2xh200", "quickstart-2xh100"])
+def test_run_ends_with_the_screen_of_the_report(name, tmp_path, without_figures, capsys):
+    """Of a folder with long tables, and of one with a verdict."""
     ignored = shutil.ignore_patterns("figures")
-    copied = shutil.copytree(REFERENCE / request.param, tmp_path / request.param, ignore=ignored)
-    return write_report(ResultsFolder(copied))
-
-
-def test_run_ends_with_the_screen_of_the_report(made, capsys):
+    copied = shutil.copytree(ROOT / "results/reference" / name, tmp_path / name, ignore=ignored)
+    made = write_report(ResultsFolder(copied))
     running._show(made)
     shown = capsys.readouterr().out
     assert " ".join(made.answer[0].split()) in " ".join(shown.split())

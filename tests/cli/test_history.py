@@ -1,6 +1,8 @@
-"""`scaling history`: what is said of campaigns, the exit codes, a real one, a slow commit."""
+"""`scaling history`: what is said of campaigns, exit codes, a real one, a slow commit, the how-to's uses."""
 
+import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -9,14 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from scaling.analysis.history import SLOWDOWNS, Watch, campaign_of
 from scaling.cli import app
 from scaling.report.history import sentences
 from scaling.store.history import Campaign, HistoryFolder
+from tests.documented import example, replaced
 from tests.made_studies import StudyFolder, epoch
 from tests.ranks import RANKS_PATH, kept_zygote
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 SLOW_FROM, COUNT = 12, 16
@@ -65,26 +70,17 @@ class TestAlarm:
         assert said.endswith("--accept 0013.")
         assert "versions: nothing against {'torch': 'new'}" in said
         assert "Commits: aaaaaaaaaaaa..bbbbbbbbbbbb; --bisect" in said
-
-    def test_numbers_are_those_that_were_planted(self, slow):
-        _, said = said_by(slow, "--no-run")
         low, high = (float(end) for end in re.search(r" \[(\S+)%, (\S+)%\] longer", said).groups())
-        assert low < 8 < high < 12
-
-    def test_markdown_is_short(self, slow):
-        ended = CliRunner().invoke(app, ["history", str(slow), "--no-run", "--markdown"])
-        assert ended.exit_code == 3
-        head, _, *others = ended.stdout.splitlines()
-        assert head.startswith("**Slower since 0013 of ")
-        assert head.endswith("**")
-        assert [line[:2] for line in others] == ["- "] * 3
-
-    def test_the_page_shows_it(self, slow):
-        said_by(slow, "--no-run")
+        assert low < 8 < high < 12, "what was planted"
         page = (slow / "history.html").read_text()
         assert "<svg" in page
         assert "Slower since 0013" in page
         assert page.count("<tr>") == COUNT + 1
+        ended = CliRunner().invoke(app, ["history", str(slow), "--no-run", "--markdown"])
+        assert ended.exit_code == 3
+        head, _, *others = ended.stdout.splitlines()
+        assert (head.startswith("**Slower since 0013 of "), head.endswith("**")) == (True, True)
+        assert [line[:2] for line in others] == ["- "] * 3
 
     def test_accepted_the_history_goes_on_from_the_change(self, tmp_path):
         path = histories(tmp_path / "h", slow=True)
@@ -100,14 +96,11 @@ def test_without_a_change_the_code_is_0_and_what_would_be_found_is_said(tmp_path
     assert said.endswith("False alarms: on average at most one in 100 campaigns.")
 
 
-@pytest.mark.parametrize(
-    ("seen", "expected"),
-    [
-        ((5, 3, 2), "3% in the last 5 campaigns, 5% in the last 3 campaigns, 10% in the last 2 campaigns."),
-        ((None, 3, 2), "3% not yet, 5% in the last 3 campaigns, 10% in the last 2 campaigns."),
-        ((None, None, None), "3% not yet, 5% not yet, 10% not yet."),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("seen", "expected"), [
+    ((5, 3, 2), "3% in the last 5 campaigns, 5% in the last 3 campaigns, 10% in the last 2 campaigns."),
+    ((None, 3, 2), "3% not yet, 5% in the last 3 campaigns, 10% in the last 2 campaigns."),
+    ((None, None, None), "3% not yet, 5% not yet, 10% not yet."),
+])  # fmt: skip
 def test_what_would_have_been_seen_is_one_sentence(seen, expected):
     facts = {"started": "2026-01-01T", "seconds": {"a": 1.0}, "hosts": [], "commit": None}
     campaigns = [Campaign(name=f"{number:04d}", **facts) for number in range(1, 13)]
@@ -119,23 +112,16 @@ def test_what_would_have_been_seen_is_one_sentence(seen, expected):
     ]
 
 
-def test_places_that_are_slow_in_most_of_their_campaigns_are_named():
-    facts = {"started": "2026-01-01T", "seconds": {"a": 1.0}, "commit": None}
-    slow_of = {"n1 n2": [], "n1 n3": ["n3"], "n2 n3": ["n3"], "n1 n4": ["n1", "n4"], "n2 n4": []}
-    campaigns = [
-        Campaign(name="0001", hosts=hosts.split(), slow=slow, **facts) for hosts, slow in slow_of.items()
-    ]
-    said = Watch(campaigns, ["a"], np.zeros((1, 5)), 100, None, None, [], {}, {}, [])
-    assert sentences(said, HistoryFolder(Path()))[1:] == [
-        "By the ranks' own times n3 is slow, in 2 of 2 campaigns."
-    ]
-    campaigns = [
-        Campaign(name="0001", hosts=["n1"], slow=slow, **facts) for slow in (["rank 3"], ["rank 3"], [])
-    ]
-    said = Watch(campaigns, ["a"], np.zeros((1, 3)), 100, None, None, [], {}, {}, [])
-    assert sentences(said, HistoryFolder(Path()))[1:] == [
-        "By the ranks' own times rank 3 is slow, in 2 of 3 campaigns."
-    ]
+@pytest.mark.parametrize(("slow_of", "named"), [
+    ([("n1 n2", []), ("n1 n3", ["n3"]), ("n2 n3", ["n3"]), ("n1 n4", ["n1", "n4"]), ("n2 n4", [])],
+     "n3 is slow, in 2 of 2 campaigns."),
+    ([("n1", ["rank 3"]), ("n1", ["rank 3"]), ("n1", [])], "rank 3 is slow, in 2 of 3 campaigns."),
+])  # fmt: skip
+def test_places_that_are_slow_in_most_of_their_campaigns_are_named(slow_of, named):
+    facts = {"name": "0001", "started": "2026-01-01T", "seconds": {"a": 1.0}, "commit": None}
+    campaigns = [Campaign(hosts=hosts.split(), slow=slow, **facts) for hosts, slow in slow_of]
+    said = Watch(campaigns, ["a"], np.zeros((1, len(campaigns))), 100, None, None, [], {}, {}, [])
+    assert sentences(said, HistoryFolder(Path()))[1:] == [f"By the ranks' own times {named}"]
 
 
 def test_a_training_is_watched_by_its_seconds_and_other_kinds_are_not(tmp_path):
@@ -155,13 +141,9 @@ def test_accepting_an_empty_name_is_refused_and_measures_nothing(tmp_path):
     assert [one for one in sorted(path.iterdir()) if one.name != ".lock"] == before
 
 
-def test_an_empty_folder_is_refused(tmp_path):
-    ended = CliRunner().invoke(app, ["history", str(tmp_path), "--no-run"])
-    assert "has no campaign" in str(ended.exception)
-
-
-def test_reading_makes_no_folder(tmp_path):
-    ended = CliRunner().invoke(app, ["history", str(tmp_path / "none"), "--no-run"])
+@pytest.mark.parametrize("name", ["", "none"])
+def test_an_empty_folder_is_refused_and_reading_makes_none(tmp_path, name):
+    ended = CliRunner().invoke(app, ["history", str(tmp_path / name), "--no-run"])
     assert "has no campaign" in str(ended.exception)
     assert not (tmp_path / "none").exists()
 
@@ -229,7 +211,6 @@ class Mine(AllReduce):
 
 
 def committed(folder, wait_s, message):
-    """The commit of the aggregator that waits so long."""
     (folder / "slow_commit_aggregator.py").write_text(AGGREGATOR.format(wait_s=wait_s))
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "add", "-A"], cwd=folder, check=True)
@@ -274,3 +255,60 @@ def test_the_committed_history_names_the_campaign_from_which_a_core_was_busy(tmp
     assert code == 3
     assert "since 0013" in said
     assert "workers wait for a core (other programs): 1% against 41%" in said
+
+
+PROGRAMS = Path(sys.executable).parent
+
+
+def run(command, folder, **environment):
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+
+
+@pytest.mark.programs
+def test_cron_line_is_silent_until_something_is_wrong(tmp_path):
+    """With what cron gives a command: /bin/sh, few variables, the home folder."""
+    mail = tmp_path / "mail"
+    mail.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/subject\ncat > {tmp_path}/message\n')
+    mail.chmod(0o755)
+    (tmp_path / "srv").mkdir()
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    line = example("how-to/watch-a-machine.md", "30 4 * * *").strip()
+    words = {"/srv/": f"{tmp_path}/srv/", "/opt/scaling/bin": PROGRAMS, "mail -s": f"{mail} -s"}
+    command = replaced(line.removeprefix("30 4 * * *"), **words)
+    cron = {"HOME": str(tmp_path), "LOGNAME": "root", "PATH": "/usr/bin:/bin", "SHELL": "/bin/sh"}
+    begun = run([PROGRAMS / "scaling", "history", "srv/watch", "tiny.yaml"], tmp_path, **cron)
+    assert begun.returncode == 0, begun.stderr
+    done = run(["/bin/sh", "-c", command], tmp_path, **cron)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "**2 campaigns so far" in (tmp_path / "srv/watch.md").read_text()
+    assert not (tmp_path / "message").exists()
+    lines = (tmp_path / "srv/watch/history.jsonl").read_text().splitlines()
+    (tmp_path / "srv/watch/history.jsonl").write_text(f"{lines[1]}\n{lines[0]}\n")
+    run(["/bin/sh", "-c", command], tmp_path, **cron)
+    assert "line 1: 0002 in place of 0001" in (tmp_path / "message").read_text()
+
+
+@pytest.mark.programs
+def test_ci_recipe_adds_a_campaign_of_each_commit(tmp_path):
+    """As GitHub's runner does: `bash -e` on the step's script in a clone."""
+    job = yaml.safe_load(example("how-to/ci-gate.md", "speed.yml"))["jobs"]["speed"]
+    script = replaced(job["steps"][-1]["run"], **{"/var/lib/speed": tmp_path / "speed"})
+    assert job["steps"][0]["with"]["fetch-depth"] == 0, "--bisect needs all commits"
+    project, clone = tmp_path / "project", tmp_path / "clone"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    run([*git, "init", "-q", project], tmp_path, **os.environ)
+    (project / "mine.yaml").write_text(TINY)
+    summary, commits = tmp_path / "summary.md", []
+    runner = {**os.environ, "GITHUB_STEP_SUMMARY": str(summary), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
+    for message in ("first", "second"):
+        run([*git, "add", "-A"], project, **os.environ)
+        run([*git, "commit", "-q", "--allow-empty", "-m", message], project, **os.environ)
+        commits.append(run([*git, "rev-parse", "HEAD"], project, **os.environ).stdout.strip())
+        run([*git, "clone", "-q", project, clone / message], tmp_path, **os.environ)
+        done = run(["bash", "-e", "-c", script], clone / message, **runner)
+        assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in (tmp_path / "speed/history.jsonl").read_text().splitlines()]
+    assert [one["commit"] for one in told] == commits
+    assert summary.read_text().count(" so far: an alarm needs 6.**") == 2

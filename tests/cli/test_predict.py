@@ -40,7 +40,6 @@ def cells_of(study, *changes):
 
 
 def single_worker(study, *changes):
-    """Its cell of one worker without exchange."""
     return next(one for one in cells_of(study, *changes) if (one.world_size, one.aggregator) == (1, "none"))
 
 
@@ -107,11 +106,18 @@ def test_overlapped_cells_of_one_worker_have_nothing_to_hide(call, study, tmp_pa
     assert [row["exchange_s"] > 0 for row in together] == [True, True]
 
 
-def test_without_results_there_is_communication_alone(call, study):
-    rows = predicted(call, study, "--topology", "hgx-h200-4", "--world-sizes", "4")
+def test_without_results_there_is_communication_alone_and_what_if_changes_what_uses_the_link(call, study):
+    arguments = (study, "--topology", "hgx-h200-4", "--world-sizes", "4")
+    rows = predicted(call, *arguments)
     assert all(row["iteration_s"] is None and row["compute_s"] is None for row in rows)
+    before = {row["aggregator"]: row["exchange_s"] for row in rows}
     expected = {"none": False, "all_reduce": True, "ring": True, "host_serial": True}
-    assert {row["aggregator"]: row["exchange_s"] > 0 for row in rows} == expected
+    assert {name: seconds > 0 for name, seconds in before.items()} == expected
+    after_rows = predicted(call, *arguments, "--what-if", "nvlink.latency=1e-3")
+    after = {row["aggregator"]: row["exchange_s"] for row in after_rows}
+    assert after["ring"] > 2 * before["ring"]
+    assert after["host_serial"] == before["host_serial"]
+    assert "nvlink.latency=1e-3" in after_rows[0]["topology"]
 
 
 def test_sizes_that_cannot_be_are_told_and_the_others_predicted(call, study):
@@ -132,31 +138,22 @@ def test_what_shares_one_hosts_memory_is_not_priced_on_several(call, study, name
     assert "does not run there; ask for up to 8 ranks" in several["reason"]
 
 
-def test_transport_that_the_machine_does_not_have_is_not_priced(call, study):
-    aggregators = "aggregators=[ring, {name: ring, transport: peer_memory}]"
-    rows = predicted(call, study, aggregators, "--topology", "dual-k80", "--world-sizes", "2,4")
-    reasons = {(row["aggregator"], row["world_size"]) for row in rows if "reason" in row}
-    assert reasons == {("ring(transport=peer_memory)", 4)}
-
-
-def test_one_aggregator_that_cannot_be_does_not_stop_the_others(call, study):
-    aggregators = "aggregators=[all_reduce, rings, ring]"
-    rows = predicted(call, study, aggregators, "--topology", "hgx-h200-4", "--world-sizes", "2,4")
-    expected = {(name, size) for name in ("all_reduce", "ring") for size in (2, 4)}
-    assert {(r["aggregator"], r["world_size"]) for r in rows if "reason" not in r} == expected
-    refused = [row for row in rows if "reason" in row]
-    assert [(row["aggregator"], row["world_size"]) for row in refused] == [("rings", 2), ("rings", 4)]
-    assert all("rings" in row["reason"] for row in refused)
-
-
-def test_what_if_changes_what_uses_the_link(call, study):
-    arguments = (study, "--topology", "hgx-h200-4", "--world-sizes", "4")
-    before = {row["aggregator"]: row["exchange_s"] for row in predicted(call, *arguments)}
-    after_rows = predicted(call, *arguments, "--what-if", "nvlink.latency=1e-3")
-    after = {row["aggregator"]: row["exchange_s"] for row in after_rows}
-    assert after["ring"] > 2 * before["ring"]
-    assert after["host_serial"] == before["host_serial"]
-    assert "nvlink.latency=1e-3" in after_rows[0]["topology"]
+@pytest.mark.parametrize(("aggregators", "machine", "refused", "others"), [
+    # A transport that the machine does not have is not priced.
+    ("ring, {name: ring, transport: peer_memory}", "dual-k80", [("ring(transport=peer_memory)", 4)],
+     {("ring", 2), ("ring", 4), ("ring(transport=peer_memory)", 2)}),
+    ("all_reduce, rings, ring", "hgx-h200-4", [("rings", 2), ("rings", 4)],
+     {(name, size) for name in ("all_reduce", "ring") for size in (2, 4)}),
+])  # fmt: skip
+def test_one_aggregator_that_cannot_be_does_not_stop_the_others(
+    call, study, aggregators, machine, refused, others
+):
+    on = ("--topology", machine, "--world-sizes", "2,4")
+    rows = predicted(call, study, f"aggregators=[{aggregators}]", *on)
+    found = {(row["aggregator"], row["world_size"]): row.get("reason") for row in rows}
+    assert {name for name, reason in found.items() if not reason} == others
+    assert [name for name, reason in found.items() if reason] == refused
+    assert all(name[0].partition("(")[0] in found[name] for name in refused)
 
 
 def test_table_says_that_nothing_is_measured(call, study):
@@ -188,18 +185,18 @@ def plan(call, study, results, *arguments):
     return call("plan", study, "--from", results, "--topology", "hgx-h200-4", *arguments)
 
 
-def test_plan_keeps_baselines_and_leaves_what_cannot_win(call, study, results):
+def test_plan_keeps_baselines_and_leaves_what_cannot_win_or_is_beyond_a_budget(call, study, results):
     code, out, _ = plan(call, study, results, "--skip-dominated", "--json")
     verdicts = json.loads(out)
     assert (code, len(verdicts), all(one["reason"] for one in verdicts)) == (0, 12, True)
     assert sum(", none," in one["cell"] for one in verdicts if one["measure"]) == 3
-
-
-def test_plan_within_a_budget_measures_less_and_says_why(call, study, results):
     verdicts = json.loads(plan(call, study, results, "--skip-dominated", "--budget", "30s", "--json")[1])
     left = [one["reason"] for one in verdicts if not one["measure"]]
     assert any("no time left of 30 s" in reason for reason in left)
     assert len(left) < len(verdicts)
+    for budget in ("10", "m", "ten minutes"):
+        code, _, err = plan(call, study, results, "--budget", budget)
+        assert (code, "10m" in err) == (2, True), "a budget has a number and a unit"
 
 
 def test_plan_writes_a_study_of_the_same_cells(call, study, results, tmp_path):
@@ -211,20 +208,20 @@ def test_plan_writes_a_study_of_the_same_cells(call, study, results, tmp_path):
     assert ({cell.id for cell in found.trained}, yaml.safe_load(path.read_text())["name"]) == (kept, "small")
 
 
-@pytest.mark.parametrize("budget", ["10", "m", "ten minutes"])
-def test_a_budget_has_a_number_and_a_unit(call, study, results, budget):
-    code, _, err = plan(call, study, results, "--budget", budget)
-    assert (code, "10m" in err) == (2, True)
-
-
 def test_schedules_are_exported_and_measurements_imported(call, tmp_path):
     assert call("schedule", "export", "ring", "--world-size", "4", "--out", tmp_path / "ring.xml")[0] == 0
     assert (tmp_path / "ring.xml").read_text().startswith("<algo")
     chakra = ("--format", "chakra", "--out", tmp_path / "ring")
     assert call("schedule", "export", "ring", "--world-size", "2", *chakra)[0] == 0
     assert sorted(path.name for path in tmp_path.glob("*.et")) == ["ring.0.et", "ring.1.et"]
-    (tmp_path / "other.json").write_text("{}")
-    assert "neither" in call.refused("topology", "import", tmp_path / "other.json")
+    for text, said in (
+        ("{}", "neither nccl-tests nor nvbandwidth nor OSU"),
+        ("<system version='1'></system>", "--machine takes nvbandwidth's output, which measures links"),
+        ('{"results": [], "args": ["x"]}', "one rank alone exchanges nothing"),
+    ):
+        (tmp_path / "other.json").write_text(text)
+        on = ("--machine", "hgx-h200-4") if text != "{}" else ()
+        assert said in call.refused("topology", "import", tmp_path / "other.json", *on)
 
 
 def test_a_launch_is_predicted_once_and_before_it_is_measured(results, study):
@@ -296,13 +293,6 @@ def test_nvbandwidths_figures_go_into_a_machine_file_that_predictions_take(call,
     before, after = exchange_s.values()
     assert after["host_serial"] > 1.005 * before["host_serial"]
     assert after["ring"] == before["ring"]
-
-
-@pytest.mark.parametrize("text", ["<system version='1'></system>", '{"results": [], "args": ["x"]}'])
-def test_only_nvbandwidth_measures_links(call, tmp_path, text):
-    (tmp_path / "file").write_text(text)
-    err = call.refused("topology", "import", tmp_path / "file", "--machine", "hgx-h200-4")
-    assert "nvbandwidth" in err or "no operation" in err
 
 
 def test_the_mpi_of_the_measured_launches_is_that_of_the_prediction(call, tmp_path):

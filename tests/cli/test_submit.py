@@ -114,15 +114,12 @@ echo "17;cluster\""""
     assert (tmp_path / "got").read_text() == (EDITED / "one_node.sbatch").read_text()
 
 
-def test_what_slurm_says_against_the_job_is_passed_on(sbatch, call):
+def test_what_slurm_says_against_the_job_is_passed_on_and_without_slurm_what_to_do(sbatch, call):
+    said = "sbatch is not installed here: submit on a login node of the cluster, or print"
+    assert said in call.refused("submit", "mnist")
     sbatch("while read -r l; do :; done\necho 'sbatch: error: invalid partition' >&2\nexit 1")
     err = call.refused("submit", "mnist")
     assert err == "error: Slurm does not take the job: sbatch: error: invalid partition\n"
-
-
-def test_without_slurm_the_message_says_what_to_do(sbatch, call):
-    said = "sbatch is not installed here: submit on a login node of the cluster, or print"
-    assert said in call.refused("submit", "mnist")
 
 
 if __name__ == "__main__":

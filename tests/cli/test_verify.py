@@ -67,10 +67,13 @@ class TestWhatHolds:
         ("mpi_one_bit", "one_bit"), ("horovod", "fp16"), ("horovod_optimizer", "fp16"),
         ("power_sgd_hook", "power_sgd"),
     ])  # fmt: skip
-    def test_lossy_one_that_takes_processes_names_the_sheet_of_its_codec(self, verified, name, sheet):
+    def test_lossy_ones_that_take_processes_name_the_sheet_of_their_codec(self, verified, name, sheet):
         code, out, _ = verified(name, "--world-sizes", "2")
         said = out.endswith(f"so its sheet is that one: scaling verify {sheet}\n")
         assert (code, said, has_sheet(create(sheet))) == (0, True, True)
+        lossy = {name for name in BUILT_IN if create(name).library and create(name).lossy}
+        with_compression = {name for name in BUILT_IN if getattr(create(name), "compression", None)}
+        assert set(verification.SHEET_OF_CODEC) == lossy | with_compression | {"power_sgd_hook"}
 
     def test_name_of_a_collective_and_an_aggregator_checks_both(self, verified):
         code, out, _ = verified("ring", "--world-sizes", "1-3", "--examples", "1")
@@ -87,11 +90,6 @@ class TestWhatHolds:
         verified("mine:Correct", "--world-sizes", "1", "--examples", "40")
         assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"__pycache__"}
 
-    def test_all_lossy_ones_that_take_processes_name_a_sheet(self):
-        lossy = {name for name in BUILT_IN if create(name).library and create(name).lossy}
-        with_compression = {name for name in BUILT_IN if getattr(create(name), "compression", None)}
-        assert set(verification.SHEET_OF_CODEC) == lossy | with_compression | {"power_sgd_hook"}
-
     def test_json_has_all_of_it(self, verified):
         code, out, _ = verified("stripes", "--world-sizes", "1-8", "--json")
         (finding,) = json.loads(out)
@@ -100,17 +98,6 @@ class TestWhatHolds:
         own = {"name": "stripes", "kind": "collective", "ok": True, "failure": None, "sheet": None}
         assert (code, finding) == (0, {**own, "sample": {"world_size": 8, **sample}})
         assert checked.startswith("schedule at 1-8 ranks")
-
-
-@pytest.fixture
-def both_begun(tmp_path):
-    """Waits until two processes have called it."""
-
-    def wait():
-        (tmp_path / f"begun-{os.getpid()}").touch()
-        wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
-
-    return wait
 
 
 class TestAll:
@@ -124,34 +111,23 @@ class TestAll:
         expected = [*((name, "collective", "ok") for name in COLLECTIVES), ("none", "aggregator", "ok")]
         assert [tuple(line.split()[:3]) for line in out.splitlines()] == expected
 
-    def test_subjects_are_checked_on_all_cores_and_told_in_their_order(self, monkeypatch, both_begun):
-        monkeypatch.setattr(verification, "num_usable_cores", lambda: 2)
-        subjects = [
-            verification.Subject(
-                str(number), "schedule", lambda examination: examination.checked.append(process())
-            )
-            for number in range(6)
-        ]
-
-        def process():
-            both_begun()
-            return str(os.getpid())
-
-        results = list(verification.examine_all(subjects, [1]))
-        assert [result.name for result in results] == list("012345")
-        assert len({*(result.checked[0] for result in results), str(os.getpid())}) == 3
-
-    def test_each_process_keeps_to_a_core(self, monkeypatch, both_begun):
+    def test_subjects_are_told_in_their_order_and_checked_on_all_cores_by_a_process_each(
+        self, monkeypatch, tmp_path
+    ):
         before = os.sched_getaffinity(0)
         monkeypatch.setattr(verification, "num_usable_cores", lambda: 2)
 
         def check(examination):
-            both_begun()
-            examination.checked += map(str, os.sched_getaffinity(0))
+            (tmp_path / f"begun-{os.getpid()}").touch()
+            wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+            examination.checked += map(str, (os.getpid(), *os.sched_getaffinity(0)))
 
         subjects = [verification.Subject(str(number), "schedule", check) for number in range(6)]
-        cores = [result.checked for result in verification.examine_all(subjects, [1])]
-        assert ({len(each) for each in cores}, len({each[0] for each in cores})) == ({1}, min(2, len(before)))
+        results = list(verification.examine_all(subjects, [1]))
+        assert [result.name for result in results] == list("012345")
+        seen = {tuple(result.checked) for result in results}
+        assert len({*(process for process, _ in seen), str(os.getpid())}) == 3
+        assert len({core for _, core in seen}) == min(2, len(before))
         assert os.sched_getaffinity(0) == before
 
     def test_one_that_fails_does_not_keep_the_others_from_being_checked(self, verified, monkeypatch):
@@ -221,18 +197,14 @@ def test_broken_schedule_is_caught_with_step_nodes_and_chunk(verified, name, fai
     assert failure in out
 
 
-def test_wrong_schedule_of_a_file_is_named_by_its_step(verified, tmp_path):
+def test_wrong_schedule_of_a_file_is_named_by_its_step_and_json_says_what_held_before(verified, tmp_path):
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("name: wrong\nworld_size: 2\nnum_chunks: 1\nsteps:\n- 0>1 add 0:1\n- 0>1 copy 0:1\n")
     code, out, _ = verified(str(wrong))
     assert (code, "FAILED" in out, "chunk 0" in out) == (1, True, True)
-
-
-def test_json_of_a_failure_says_what_held_before(verified):
     code, out, _ = verified("mine:Own", "--world-sizes", "2", "--json")
     (finding,) = json.loads(out)
-    assert code == 1
-    assert finding["ok"] is False
+    assert (code, finding["ok"]) == (1, False)
     assert finding["failure"].startswith("at 2 ranks: 1 step of torch.float32, ")
 
 
@@ -257,18 +229,17 @@ def test_bad_input_is_one_message_and_exit_code_2(verified, call, arguments, mes
     assert message in call.refused("verify", *arguments)
 
 
-class TestWorldSizes:
-    @pytest.mark.parametrize(("text", "sizes"), [
-        ("4", [4]), ("1-3", [1, 2, 3]), ("8, 1-2,2", [1, 2, 8]), ("5-5", [5]), ("1 - 3", [1, 2, 3]),
-    ])  # fmt: skip
-    def test_numbers_and_ranges_are_taken_together(self, text, sizes):
+@pytest.mark.parametrize(("text", "sizes"), [
+    ("4", [4]), ("1-3", [1, 2, 3]), ("8, 1-2,2", [1, 2, 8]), ("5-5", [5]), ("1 - 3", [1, 2, 3]),
+    *((text, None) for text in
+      ("", "0", "0-3", "3-1", "1-", "-1", "two", "1,,2", "1.5", "1-1025", "9" * 5000)),
+], ids=lambda value: str(value)[:9])  # fmt: skip
+def test_world_sizes_are_numbers_and_ranges_and_anything_else_an_error_that_shows_what_is_allowed(
+    text, sizes
+):
+    if sizes:
         assert parse_world_sizes(text) == sizes
-
-    @pytest.mark.parametrize(
-        "text", ["", "0", "0-3", "3-1", "1-", "-1", "two", "1,,2", "1.5", "1-1025", "9" * 5000]
-    )
-    def test_anything_else_is_an_error_that_shows_what_is_allowed(self, text):
-        with pytest.raises(
-            StudyError, match=r"--world-sizes .*: allowed are numbers from 1 to 1024 and ranges"
-        ):
-            parse_world_sizes(text)
+        return
+    said = r"--world-sizes .*: allowed are numbers from 1 to 1024 and ranges"
+    with pytest.raises(StudyError, match=said):
+        parse_world_sizes(text)

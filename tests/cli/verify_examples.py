@@ -45,26 +45,30 @@ class CorrectRoot(Scheduled):
         return star(world_size)
 
 
+def variant(base, **attributes):
+    return type("Variant", (base,), attributes)
+
+
 def changed_mean(change, base=Correct, **attributes):
-    """A class of those attributes that gives `change(mean, group)` where the mean is right."""
+    """One that gives `change(mean, group)` where the mean is right."""
 
     def aggregate(self, state, gradient, phase=unmarked):
         return change(base.aggregate(self, state, gradient), state.group)
 
-    return type("Changed", (base,), {"aggregate": aggregate, **attributes})
+    return variant(base, aggregate=aggregate, **attributes)
 
 
 class Own(Correct):
-    """Exchanges nothing."""
-
     def aggregate(self, state, gradient, phase=unmarked):
         return gradient
 
 
-class LossyOwn(Own):
-    lossy = True
-
-
+LossyOwn = variant(Own, lossy=True)
+NoFloat32 = variant(Correct, name="no_float32", dtypes=(torch.float64,))
+ChangedInput = variant(Correct, modifies_input=False)
+WrongBytes = variant(
+    Correct, wire_bytes=lambda self, layout, n, rank, itemsize: layout.num_elements * itemsize
+)
 Sum = changed_mean(lambda mean, group: mean.mul_(group.world_size))
 WrongLength = changed_mean(lambda mean, group: mean[:-1])
 WrongType = changed_mean(lambda mean, group: mean.double())
@@ -88,22 +92,11 @@ class NoDoubles(Correct):
         return super().start(layout, group, dtype, device)
 
 
-class NoFloat32(Correct):
-    name = "no_float32"
-    dtypes = (torch.float64,)
-
-
 class UntoldRefusal(Correct):
-    """Takes less than it says."""
-
     def start(self, layout, group, dtype, device):
         if dtype == torch.bfloat16:
             raise StudyError("no bfloat16")
         return super().start(layout, group, dtype, device)
-
-
-class ChangedInput(Correct):
-    modifies_input = False
 
 
 class ChangedOnOneRank(Correct):
@@ -114,11 +107,6 @@ class ChangedOnOneRank(Correct):
         if state.group.rank == 1:
             gradient.add_(1)
         return mean
-
-
-class WrongBytes(Correct):
-    def wire_bytes(self, layout, world_size, rank, itemsize):
-        return layout.num_elements * itemsize
 
 
 class Raises(Correct):
@@ -134,8 +122,6 @@ class Counted(AggregatorState):
 
 
 class Stale(Correct):
-    """Gives the first mean for ever."""
-
     def start(self, layout, group, dtype, device):
         return Counted(group, layout, None)  # type: ignore[arg-type]
 
@@ -197,27 +183,18 @@ class RootElsewhere(TwoOwners):
         return mean if self.owned(state) else None
 
 
-class NotDistributed(RootElsewhere):
-    def owned(self, state):
-        return TwoOwners.owned(self, state) if state.group.rank == 0 else []
-
-    def distribute(self, state, parameters, phase=unmarked):
-        pass
-
-
-class EndsElsewhere(CorrectRoot):
-    def schedule(self, world_size, layout):
-        return ring(world_size)
+NotDistributed = variant(
+    RootElsewhere,
+    owned=lambda self, state: TwoOwners.owned(self, state) if state.group.rank == 0 else [],
+    distribute=lambda self, state, parameters, phase=unmarked: None,
+)
 
 
-class EndsEverywhere(CorrectRoot):
-    def schedule(self, world_size, layout):
-        return recursive_doubling(world_size)
-
-
-class OfOtherTensors(CorrectRoot):
-    def schedule(self, world_size, layout):
-        return Schedule("other_tensors", world_size, 1, (), chunk_elements=(5,))
+EndsElsewhere = variant(CorrectRoot, schedule=lambda self, n, layout: ring(n))
+EndsEverywhere = variant(CorrectRoot, schedule=lambda self, n, layout: recursive_doubling(n))
+OfOtherTensors = variant(
+    CorrectRoot, schedule=lambda self, n, layout: Schedule("other_tensors", n, 1, (), chunk_elements=(5,))
+)
 
 
 NOT_ONE = 3
