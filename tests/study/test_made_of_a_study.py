@@ -140,10 +140,9 @@ def test_workloads_that_differ_in_how_the_optimizer_is_set_stay_two(key):
     resolved = resolve(whole, HERE)
     assert len(resolved.cells) == 4
     assert set(pruned_to(whole, resolved).cells) == set(resolved.cells)
-
-
-def test_a_cell_of_two_parts_keeps_the_larger_number_of_repeats():
     whole = prunable(parts=[{"repeats": 5}, {"repeats": 1, "world_sizes": [2]}])
     resolved = resolve(whole, HERE)
-    assert pruned_to(whole, resolved).repeats == resolved.repeats
     assert set(resolved.repeats.values()) == {5}
+    assert pruned_to(whole, resolved).repeats == resolved.repeats, (
+        "a cell of two parts keeps the larger number"
+    )
