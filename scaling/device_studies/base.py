@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from scaling.device_studies.declaration import EXPERIMENTS, Report
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 Value = int | float | str | bool
 Point = dict[str, Value]
+Variables = Mapping[str, Any]
 Samples = Iterator[dict[str, Any]]
+Device: TypeAlias = "torch.device"
 WARMUP_CALLS = 3  # at least: the first call sets libraries up, the second may still grow caches of memory
 SLOW_CALLS = 3
 """After so many a point is left out for their time: the first, and the faster of two that follow."""
@@ -79,7 +82,7 @@ class Budget:
         return one_s
 
     def samples(
-        self, step: Callable[[], object], device: torch.device, per_sample: int | None = None
+        self, step: Callable[[], object], device: Device, per_sample: int | None = None
     ) -> list[float]:
         """Seconds of one call of `step`, sampled after a warm-up. Raises LeftOutError: calls are too slow.
 
@@ -113,8 +116,6 @@ class Budget:
             seconds.append(now - before)
             one_s = self.refuse_slow(seconds, "a step took {:.2g} s", calls)
             if num_calls >= WARMUP_CALLS and now - start >= WARMUP_SHARE * self.seconds:
-                break
-            if num_calls >= SLOW_CALLS and now - start >= self.seconds:
                 break
         return one_s
 
@@ -160,7 +161,7 @@ class Experiment(ABC):
         """
 
     @abstractmethod
-    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
+    def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
         """Raw samples of one cell, and facts.
 
         Args:
@@ -184,6 +185,11 @@ def steps(samples: list[float], phase: str = "step") -> Samples:
     yield from ({"phase": phase, "seconds": seconds} for seconds in samples)
 
 
+def facts(**values: Any) -> Samples:
+    """Rows of those facts."""
+    yield from ({"fact": name, "value": value} for name, value in values.items())
+
+
 def create(name: str, parameters: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of that name with those parameters, checked against its fields' types. Raises
     StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value."""
@@ -192,8 +198,5 @@ def create(name: str, parameters: Mapping[str, Any] | None = None) -> Experiment
 
 
 def parameters_of(experiment: Experiment) -> dict[str, Any]:
-    return {field.name: _plain(getattr(experiment, field.name)) for field in dataclasses.fields(experiment)}
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(experiment)))
+    return plain

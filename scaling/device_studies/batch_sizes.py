@@ -6,19 +6,14 @@ the report says so. On the CPU with all cores; on the GPU eager and captured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import ClassVar, final
 
 from pydantic import PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point, Samples
+from scaling.device_studies.base import Budget, Device, Experiment, Point, Samples, Variables
 from scaling.device_studies.cpu_threads import SEVEN_NETWORKS
 from scaling.device_studies.declaration import ARMS, Enough, Lines, Panels, Report, Rows, Setting
-
-if TYPE_CHECKING:
-    import torch
-
 
 PANELS = (Panels("batch", by=("model",), title="{model}"),)
 REPORT = Report(
@@ -64,7 +59,7 @@ class BatchSizes(Experiment):
                 points += [{**common, "step": "eager"}, {**common, "step": "captured", "only_device": "cuda"}]
         return points
 
-    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
+    def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
         from scaling.device_studies.training_step import network_steps, timed
 
         make = network_steps(point["model"], device, captured=point["step"] == "captured")

@@ -21,16 +21,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from scaling.device_studies.base import Budget, LeftOutError, Samples, steps
+from scaling.device_studies.base import Budget, LeftOutError, Samples, facts, steps
 
-COMPARED = 16  # so many rows and columns of a product are compared with float64
+COMPARED, COMPARED_IMAGES = 16, 1  # so many rows and columns of a product, and images, with float64
 TF32_CAPABILITY = (8, 0)  # the first compute capability that has it
+CUDNN, ONEDNN = torch.backends.cudnn, torch.backends.mkldnn
 
 
 def dtype_of(precision: str) -> torch.dtype:
@@ -39,24 +40,31 @@ def dtype_of(precision: str) -> torch.dtype:
 
 
 @contextmanager
+def setting(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Attributes of torch's backends, each for itself (`cudnn.flags` sets the precision of multiplications
+    too), and afterwards as before."""
+    before = [(backend, name, getattr(backend, name)) for backend, name, _ in changes]
+    try:
+        for change in changes:
+            setattr(*change)
+        yield
+    finally:
+        for was in before:
+            setattr(*was)
+
+
+@contextmanager
 def multiplying(precision: str, device: torch.device) -> Iterator[None]:
     """Within it float32 is multiplied as TF32, if `precision` says so, else as float32. Raises LeftOutError:
     the device has no TF32."""
-    if precision == "tf32":
-        if device.type != "cuda":
-            raise LeftOutError("TF32 is a number format of GPUs")
-        if torch.cuda.get_device_capability(device) < TF32_CAPABILITY:
-            raise LeftOutError("this GPU has no TF32, which came with compute capability 8.0")
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
-    try:
+    is_tf32 = precision == "tf32"
+    if is_tf32 and device.type != "cuda":
+        raise LeftOutError("TF32 is a number format of GPUs")
+    if is_tf32 and torch.cuda.get_device_capability(device) < TF32_CAPABILITY:
+        raise LeftOutError("this GPU has no TF32, which came with compute capability 8.0")
+    matmul = torch.backends.cuda.matmul
+    with setting((matmul, "allow_tf32", is_tf32), (CUDNN, "allow_tf32", is_tf32)):
         yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
-COMPARED_IMAGES = 1  # of so many the result is compared with float64
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,9 @@ class Layer:
         """Of a forward pass by definition, a multiplication and an addition as two."""
         return 2 * self.inputs * self.outputs * self.kernel**2 * self.output_size**2
 
+    def convolve(self, images: Tensor, weight: Tensor) -> Tensor:
+        return nn.functional.conv2d(images, weight, stride=self.stride, padding=self.padding)
+
 
 LAYERS = {
     "AlexNet 11x11": Layer(3, 96, 224, 11, 4, 2),
@@ -87,22 +98,25 @@ LAYERS = {
 }
 """The first two of AlexNet-S, and one of ResNet-50."""
 
-Convolve = Callable[[Tensor, Tensor], Tensor]
 
-
-def measure_convolution(
-    layer: Layer, batch: int, choice: str, dtype: torch.dtype, device: torch.device, budget: Budget
-) -> Samples:
+def measure_convolution(point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
     """Phases `step` (forward and backward) and `forward`, the error, and on a GPU the workspace. Raises
     LeftOutError: the device or the layer has no such choice.
 
     On a GPU, torch keeps the algorithm that it has taken for a shape, however it was found: in a process in
     which `library` has been measured `autotuned` is the same, and the other way round."""
-    convolve = _convolution(layer, choice, device)
+    on_gpu, dtype = device.type == "cuda", dtype_of(point["precision"])
+    layer, batch, choice = LAYERS[point["case"]], point["batch"], point["choice"]
+    convolve = partial(fft_convolution, padding=layer.padding) if choice == "fft" else layer.convolve
+    if choice == "fft" and layer.stride != 1:
+        raise LeftOutError(f"a Fourier transform computes no stride of {layer.stride}")
+    if choice == "autotuned" and not on_gpu:
+        raise LeftOutError("oneDNN, which computes convolutions on a CPU, does not search by trying")
     torch.manual_seed(1)
     images = torch.randn(batch, layer.inputs, layer.size, layer.size, device=device)
     weight = torch.randn(layer.outputs, layer.inputs, layer.kernel, layer.kernel, device=device)
-    exact = _exact(images, weight, layer)
+    # In float64, of values that nothing has rounded yet.
+    exact = layer.convolve(images[:COMPARED_IMAGES].cpu().double(), weight.cpu().double())
     images, weight = images.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
     shape = (batch, layer.outputs, layer.output_size, layer.output_size)
     gradient = torch.randn(shape, device=device).to(dtype)
@@ -114,14 +128,17 @@ def measure_convolution(
     def step() -> object:
         return torch.autograd.grad(convolve(images, weight), (images, weight), gradient)
 
-    with _chosen(choice, device):
-        yield {"fact": "flop", "value": layer.flop_per_image * batch}
-        yield {"fact": "samples", "value": batch}
-        yield {"fact": "error", "value": relative_error(forward()[:COMPARED_IMAGES], exact)}
+    # With a limit of 0 every algorithm is tried.
+    tuned = (CUDNN, "benchmark", choice == "autotuned"), (CUDNN, "benchmark_limit", 0)
+    library = CUDNN if on_gpu else ONEDNN
+    is_used = (library, "enabled", library.enabled and choice != "native")
+    with setting(is_used, *(tuned if on_gpu else ())):
+        yield from facts(flop=layer.flop_per_image * batch, samples=batch)
+        yield from facts(error=relative_error(forward()[:COMPARED_IMAGES], exact))
         yield from steps(budget.samples(step, device))
         yield from steps(budget.samples(forward, device), "forward")
-        if device.type == "cuda":
-            yield {"fact": "workspace_bytes", "value": _beside(forward, device)}
+        if on_gpu:
+            yield from facts(workspace_bytes=_beside(forward, device))
 
 
 def measure_product(point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
@@ -143,8 +160,8 @@ def measure_product(point: Mapping[str, Any], device: torch.device, budget: Budg
         "already-transposed": lambda: left @ turned,
     }
     product = products[point["choice"]]
-    yield {"fact": "flop", "value": 2 * batch * columns * inner}
-    yield {"fact": "error", "value": relative_error(product()[:COMPARED, :COMPARED], exact)}
+    yield from facts(flop=2 * batch * columns * inner)
+    yield from facts(error=relative_error(product()[:COMPARED, :COMPARED], exact))
     yield from steps(budget.samples(product, device))
     if point["choice"] == "transpose-first":
         yield from steps(budget.samples(transpose, device), "transpose")
@@ -156,56 +173,14 @@ def relative_error(result: Tensor, exact: Tensor) -> float:
     return float(difference.square().mean().sqrt() / exact.square().mean().sqrt())
 
 
-def _exact(images: Tensor, weight: Tensor, layer: Layer) -> Tensor:
-    """The first images' convolution in float64, of values that nothing has rounded yet."""
-    first = images[:COMPARED_IMAGES].cpu().double()
-    return nn.functional.conv2d(first, weight.cpu().double(), stride=layer.stride, padding=layer.padding)
-
-
-def _convolution(layer: Layer, choice: str, device: torch.device) -> Convolve:
-    if choice == "fft":
-        if layer.stride != 1:
-            raise LeftOutError(f"a Fourier transform computes no stride of {layer.stride}")
-        return lambda images, weight: fft_convolution(images, weight, layer.padding)
-    if choice == "autotuned" and device.type != "cuda":
-        raise LeftOutError("oneDNN, which computes convolutions on a CPU, does not search by trying")
-    return lambda images, weight: nn.functional.conv2d(
-        images, weight, stride=layer.stride, padding=layer.padding
-    )
-
-
-@contextmanager
-def _chosen(choice: str, device: torch.device) -> Iterator[None]:
-    """torch's settings of that choice, and afterwards those of before. By single attributes: `cudnn.flags`
-    sets the precision of multiplications too."""
-    cudnn, onednn = torch.backends.cudnn, torch.backends.mkldnn
-    if device.type != "cuda":
-        before = bool(onednn.enabled)
-        onednn.enabled = before and choice != "native"  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            onednn.enabled = before  # type: ignore[assignment]
-        return
-    was = cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.enabled, cudnn.benchmark = choice != "native", choice == "autotuned"
-    cudnn.benchmark_limit = 0  # every algorithm is tried
-    try:
-        yield
-    finally:
-        cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit = was
-
-
 def fft_convolution(images: Tensor, weight: Tensor, padding: int) -> Tensor:
     """The same as `conv2d` of stride 1: a product of transforms, one matrix product a frequency. Images are
     [n, inputs, size, size], weights [outputs, inputs, kernel, kernel]."""
-    kernel = weight.shape[-1]
     padded = images.shape[-1] + 2 * padding
-    size = (padded, padded)
+    size, kept = (padded, padded), padded - weight.shape[-1] + 1
     of_images = torch.fft.rfft2(nn.functional.pad(images, (padding,) * 4), s=size).permute(2, 3, 0, 1)
     of_weight = torch.fft.rfft2(weight, s=size).conj().permute(2, 3, 1, 0)
     product = (of_images @ of_weight).permute(2, 3, 0, 1)
-    kept = padded - kernel + 1
     result: Tensor = torch.fft.irfft2(product, s=size)[..., :kept, :kept]
     return result
 
@@ -253,24 +228,18 @@ class Request:
 def measured_apart(request: Request, layer: str, precision: str) -> Rows:
     """Rows of one of the request's measurements, as `measure_convolution` has them. Raises LeftOutError: it
     was left out; RuntimeError: the process fails, with its last lines."""
-    rows = _measure_all(request)[_key(layer, precision)]
-    reason = next((row["left_out"] for row in rows if "left_out" in row), None)
-    if reason is not None:
-        raise LeftOutError(str(reason))
+    rows = _measure_all(request)[f"{layer}, {precision}"]
+    if "left_out" in rows[-1]:
+        raise LeftOutError(rows[-1]["left_out"])
     return rows
 
 
 @lru_cache(maxsize=16)
 def _measure_all(request: Request) -> dict[str, Rows]:
+    command = [sys.executable, "-m", __name__, json.dumps(asdict(request))]
+    how: dict[str, Any] = {"env": request.environment(), "timeout": TIMEOUT_S, "text": True}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__, json.dumps(asdict(request))],
-            env=request.environment(),
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
+        done = subprocess.run(command, check=False, capture_output=True, **how)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"{request.choice} convolutions: no result within {TIMEOUT_S} s") from error
     if done.returncode:
@@ -280,28 +249,20 @@ def _measure_all(request: Request) -> dict[str, Rows]:
     return rows
 
 
-def _key(layer: str, precision: str) -> str:
-    return f"{layer}, {precision}"
-
-
-def _measure_one(request: Request, layer: str, precision: str) -> Rows:
-    device, budget = torch.device(request.device), Budget(request.seconds, limit_s=request.limit_s)
-    what, rows = (LAYERS[layer], request.batch, request.choice, dtype_of(precision)), Rows()
-    try:
-        with multiplying(precision, device):
-            rows += measure_convolution(*what, device, budget)
-    except LeftOutError as error:
-        rows.append({"left_out": str(error)})
-    except torch.OutOfMemoryError as error:
-        rows.append({"left_out": f"out of memory: {str(error).partition('.')[0]}"})
-    return rows
-
-
 def main(text: str) -> None:
-    asked = json.loads(text)
-    asked |= {name: tuple(asked[name]) for name in ("layers", "precisions")}
-    request, every = Request(**asked), itertools.product(asked["layers"], asked["precisions"])
-    print(json.dumps({_key(*pair): _measure_one(request, *pair) for pair in every}))
+    request, measured = Request(**json.loads(text)), dict[str, Rows]()
+    device, budget = torch.device(request.device), Budget(request.seconds, limit_s=request.limit_s)
+    for layer, precision in itertools.product(request.layers, request.precisions):
+        asked, rows = {"case": layer, "batch": request.batch, "choice": request.choice}, Rows()
+        try:
+            with multiplying(precision, device):
+                rows += measure_convolution({**asked, "precision": precision}, device, budget)
+        except LeftOutError as error:
+            rows.append({"left_out": str(error)})
+        except torch.OutOfMemoryError as error:
+            rows.append({"left_out": f"out of memory: {str(error).partition('.')[0]}"})
+        measured[f"{layer}, {precision}"] = rows
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

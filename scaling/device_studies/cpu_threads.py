@@ -7,17 +7,13 @@ within a second or two. Threads are those that torch's operations share; the pro
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 from pydantic import PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point, Samples
+from scaling.device_studies.base import Budget, Device, Experiment, Point, Samples, Variables, facts
 from scaling.device_studies.declaration import STEP_TIME, Enough, Lines, Panels, Report, Rows, Setting, Show
-
-if TYPE_CHECKING:
-    import torch
 
 REDUCED_BATCHES = {
     **{"fcn-r": 64, "alexnet-r": 64, "resnet-56": 16},
@@ -75,7 +71,7 @@ class CpuThreads(Experiment):
             for threads in self.threads
         ]
 
-    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
+    def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
         import torch
 
         from scaling.device_studies.training_step import network_steps, timed
@@ -84,14 +80,9 @@ class CpuThreads(Experiment):
 
         usable = num_usable_cores()
         mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(usable)
-        physical = min(usable, num_physical(mine))
-        yield {"fact": "physical_cores", "value": physical}
-        yield {"fact": "threads_on", "value": threads_on(torch.get_num_threads(), physical, usable)}
+        physical, threads = min(usable, num_physical(mine)), torch.get_num_threads()
+        others = "hyperthreads" if threads <= usable else "more than processors"
+        yield from facts(
+            physical_cores=physical, threads_on="physical cores" if threads <= physical else others
+        )
         yield from timed(network_steps(point["model"], device), point["batch"], device, budget)
-
-
-def threads_on(threads: int, physical: int, usable: int) -> str:
-    """What so many threads run on, with `physical` cores that are `usable` processors by hyperthreading."""
-    if threads <= physical:
-        return "physical cores"
-    return "hyperthreads" if threads <= usable else "more than processors"

@@ -59,6 +59,7 @@ class Lines:
         lines: one each; a text: one for each value of that variable.
         per: a variable or fact that is divided by the time: a rate, not a time.
         over_first: the time at the line's first point over that at each; not a time.
+        over: likewise the least time of these cells, with the same `named` variables of the report.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Lines:
     scale: float = 1e3
     per: str = ""
     over_first: bool = False
+    over: Where | None = None
     columns: int = 2
 
 
@@ -87,18 +89,6 @@ class Bars:
     colour: str
     where: Where
     mark: str = ""
-
-
-@dataclass(frozen=True)
-class BreakEvenMap:
-    """A figure of the CPU's time over the GPU's by two variables, with the line where it is 1."""
-
-    name: str
-    caption: str
-    title: str
-    x: str
-    y: str
-    where: Where
 
 
 Kind = Literal["time", "seconds", "interval", "both", "per_s", "number", "error", "fact", "over_first"]
@@ -233,7 +223,7 @@ class Noted:
     only: Callable[[Any], bool]
 
 
-Figure = Lines | Bars | BreakEvenMap
+Figure = Lines | Bars
 Finding = BreakEven | Enough | Fastest | Times | Noted
 
 

@@ -18,13 +18,12 @@ Reference: S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking state-of-the-art deep l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
+from typing import Any, ClassVar, Literal, final, get_args
 
 from pydantic import PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point, Samples, Value
+from scaling.device_studies.base import Budget, Device, Experiment, Point, Samples, Value, Variables
 from scaling.device_studies.declaration import (
     STEP_TIME,
     Bars,
@@ -37,9 +36,6 @@ from scaling.device_studies.declaration import (
     Show,
     Times,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 MATMUL, CONVOLUTION = "matmul", "convolution"
 MATMUL_CHOICES = ("transposed", "transpose-first", "already-transposed")
@@ -196,67 +192,45 @@ class KernelChoices(Experiment):
     caps_mib: tuple[PositiveInt, ...] = (1, 64)
 
     def points(self) -> list[Point]:
-        return [
-            *self._product_points("cuda", self.products),
-            *self._product_points("cpu", self.cpu_products),
-            *self._convolution_points("cuda", self.batch),
-            *self._convolution_points("cpu", self.cpu_batch),
-            *(
-                _point("cuda", CONVOLUTION, layer, self.batch, OLDER_INTERFACE, "float32", cap=cap)
-                for cap in ([NO_CAP, *(f"{cap} MiB" for cap in self.caps_mib)] if self.caps_mib else [])
-                for layer in self.layers
-            ),
-        ]
-
-    def _product_points(self, device: str, products: tuple[Product, ...]) -> list[Point]:
-        return [
+        products = [
             _point(device, MATMUL, f"{columns}x{inner}", batch, choice, precision)
-            for batch, columns, inner in products
+            for device, sizes in (("cuda", self.products), ("cpu", self.cpu_products))
+            for batch, columns, inner in sizes
             for precision in self.precisions
             for choice in MATMUL_CHOICES
         ]
-
-    def _convolution_points(self, device: str, batch: int) -> list[Point]:
-        return [
+        convolutions = [
             _point(device, CONVOLUTION, layer, batch, choice, precision)
+            for device, batch in (("cuda", self.batch), ("cpu", self.cpu_batch))
             for layer in self.layers
             for choice in self.convolution_choices
             for precision in self.precisions
             if choice in OF_THE_LIBRARY or precision == "float32"
         ]
+        limited = [
+            _point("cuda", CONVOLUTION, layer, self.batch, OLDER_INTERFACE, "float32", cap=cap)
+            for cap in ([NO_CAP, *(f"{cap} MiB" for cap in self.caps_mib)] if self.caps_mib else [])
+            for layer in self.layers
+        ]
+        return [*products, *convolutions, *limited]
 
-    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
-        from scaling.device_studies.convolutions import (
-            LAYERS,
-            Request,
-            dtype_of,
-            measure_convolution,
-            measure_product,
-            measured_apart,
-            multiplying,
-        )
+    def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
+        from scaling.device_studies import convolutions
 
-        if point["operation"] == MATMUL:
-            with multiplying(point["precision"], device):
-                yield from measure_product(point, device, budget)
-        elif device.type == "cuda" and point["choice"] in (*OF_THE_LIBRARY, OLDER_INTERFACE):
-            older, cap = point["choice"] == OLDER_INTERFACE, point["workspace_cap"]
-            request = Request(
-                layers=self.layers,
-                batch=point["batch"],
-                precisions=("float32",) if older else self.precisions,
-                choice="autotuned" if older else point["choice"],
-                older_interface=older,
-                cap_mib=None if cap == NO_CAP else int(cap.split()[0]),
-                seconds=budget.seconds,
-                limit_s=budget.limit_s,
-                device=str(device),
-            )
-            yield from measured_apart(request, point["case"], point["precision"])
-        else:
-            dtype, layer = dtype_of(point["precision"]), LAYERS[point["case"]]
-            with multiplying(point["precision"], device):
-                yield from measure_convolution(layer, point["batch"], point["choice"], dtype, device, budget)
+        if device.type == "cuda" and point["choice"] in (*OF_THE_LIBRARY, OLDER_INTERFACE):
+            choice, precisions, cap = point["choice"], self.precisions, point["workspace_cap"]
+            if older := choice == OLDER_INTERFACE:
+                choice, precisions = "autotuned", ("float32",)
+            of = self.layers, point["batch"], precisions, choice
+            how = older, None if cap == NO_CAP else int(cap.split()[0]), budget.seconds, budget.limit_s
+            request = convolutions.Request(*of, *how, str(device))
+            yield from convolutions.measured_apart(request, point["case"], point["precision"])
+            return
+        with convolutions.multiplying(point["precision"], device):
+            if point["operation"] == MATMUL:
+                yield from convolutions.measure_product(point, device, budget)
+            else:
+                yield from convolutions.measure_convolution(point, device, budget)
 
 
 def _point(device: str, *named: Value, cap: str = NO_CAP) -> Point:

@@ -13,13 +13,12 @@ in pairs. On a CPU these trainings take one thread, so that accuracies do not de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 from pydantic import PositiveFloat, PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point, Samples
+from scaling.device_studies.base import Budget, Device, Experiment, Point, Samples, Variables
 from scaling.device_studies.declaration import (
     DEVICES,
     Lines,
@@ -31,9 +30,6 @@ from scaling.device_studies.declaration import (
     Times,
     Variant,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 SYNTHETIC = "temporal-order"
 REAL = {"mnist-rows": "mnist", "digits-rows": "digits"}  # task -> data set
@@ -151,28 +147,21 @@ class LstmFused(Experiment):
     def points(self) -> list[Point]:
         from scaling.workloads.registry import create_dataset
 
-        wanted = self.real
-        if wanted == "auto":
-            wanted = "mnist" if create_dataset("mnist").available() else "digits"
-        real = next(task for task, dataset in REAL.items() if dataset == wanted)
+        found = "mnist" if create_dataset("mnist").available() else "digits"
+        real = f"{found if self.real == 'auto' else self.real}-rows"
         trained = [(task, self.accuracy_width, self.accuracy_batch) for task in (SYNTHETIC, real)]
         timed = [(real, self.width, batch) for batch in self.batches]
+        names = ("task", "implementation", "precision", "width", "batch")
         return [
-            {
-                **{"task": task, "implementation": implementation, "precision": precision},
-                **{"width": width, "batch": batch},
-            }
+            dict(zip(names, (task, implementation, precision, width, batch), strict=True))
             for task, width, batch in dict.fromkeys([*trained, *timed])
             for precision in self.precisions
             for implementation in self.implementations
         ]
 
-    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
+    def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
         from scaling.device_studies.lstm_training import Measurement, image_rows, temporal_order
 
-        sizes = (self.train_samples, self.test_samples)
-        if point["task"] == SYNTHETIC:
-            task = temporal_order(self.length, *sizes)
-        else:
-            task = image_rows(REAL[point["task"]], self.shrink, *sizes)
+        sizes, dataset = (self.train_samples, self.test_samples), REAL.get(point["task"])
+        task = image_rows(dataset, self.shrink, *sizes) if dataset else temporal_order(self.length, *sizes)
         yield from Measurement(self, task, point, device).rows(budget)

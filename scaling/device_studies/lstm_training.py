@@ -26,80 +26,28 @@ simple way to initialize recurrent networks of rectified linear units", arXiv 15
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scaling.device_studies.base import Budget, LeftOutError, Samples, steps
-from scaling.workloads.base import cross_entropy
+from scaling.device_studies.base import Budget, LeftOutError, Samples, facts, steps
+from scaling.workloads.base import Split, cross_entropy
 from scaling.workloads.registry import create_dataset
 
 PILOT_STEPS = 3  # training steps, the first one apart, from which the time of a training is foreseen
 TEST_BATCH = 2048
 COMPARED_SAMPLES = 64  # on so many the logits are compared with those of float64
-IMPLEMENTATIONS = ("elementary", "cell", "fused")
 FORGET_BIAS = 1.0
 """Added to the forget gate's bias: a new network remembers, and learns sooner.
 
 Source: R. Jozefowicz, W. Zaremba, I. Sutskever, "An empirical exploration of recurrent network
 architectures", ICML 2015.
 """
-
-
-class ElementaryLstm(nn.Module):
-    """Every operation on its own; parameters are named and shaped as in `nn.LSTMCell`. `inputs` numbers are
-    read at a step; the state has `width`."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.width = width
-        bound = width**-0.5  # range and order are those of nn.LSTM
-        shapes = [(4 * width, inputs), (4 * width, width), (4 * width,), (4 * width,)]
-        drawn = (nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes)
-        self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh = drawn
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        """[n, length, inputs] -> the last output, [n, width]."""
-        hidden = cell = sequence.new_zeros(len(sequence), self.width)
-        weight_ih, weight_hh = self.weight_ih.t(), self.weight_hh.t()
-        for inputs in sequence.unbind(1):
-            gates = inputs @ weight_ih + self.bias_ih + hidden @ weight_hh + self.bias_hh
-            admit, forget, new, emit = gates.chunk(4, dim=1)
-            cell = torch.sigmoid(forget) * cell + torch.sigmoid(admit) * torch.tanh(new)
-            hidden = torch.sigmoid(emit) * torch.tanh(cell)
-        return hidden
-
-
-class CellLoopLstm(nn.Module):
-    """A loop over `nn.LSTMCell`; see `ElementaryLstm`."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.cell = nn.LSTMCell(inputs, width)
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        hidden = cell = sequence.new_zeros(len(sequence), self.width)
-        for inputs in sequence.unbind(1):
-            hidden, cell = self.cell(inputs, (hidden, cell))
-        return hidden
-
-
-class FusedLstm(nn.Module):
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(inputs, width, batch_first=True)
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        outputs, _ = self.lstm(sequence)
-        last: Tensor = outputs[:, -1]
-        return last
 
 
 class SequenceClassifier(nn.Module):
@@ -109,8 +57,9 @@ class SequenceClassifier(nn.Module):
 
     def __init__(self, implementation: str, inputs: int, width: int, num_classes: int) -> None:
         super().__init__()
-        layers = {"elementary": ElementaryLstm, "cell": CellLoopLstm, "fused": FusedLstm}
-        self.recurrent = layers[implementation](inputs, width)
+        self._implementation, self._width = implementation, width
+        is_fused = implementation == "fused"
+        self.recurrent = nn.LSTM(inputs, width, batch_first=True) if is_fused else nn.LSTMCell(inputs, width)
         self.linear = nn.Linear(width, num_classes)
         with torch.no_grad():
             for name, parameter in self.recurrent.named_parameters():
@@ -119,8 +68,26 @@ class SequenceClassifier(nn.Module):
 
     def forward(self, sequence: Tensor) -> Tensor:
         """[n, length, inputs] -> logits [n, num_classes]."""
-        logits: Tensor = self.linear(self.recurrent(sequence))
+        logits: Tensor = self.linear(self._last(sequence))
         return logits
+
+    def _last(self, sequence: Tensor) -> Tensor:
+        """The layer's last output, [n, width]."""
+        if self._implementation == "fused":
+            outputs: Tensor = self.recurrent(sequence)[0]
+            return outputs[:, -1]
+        hidden = cell = sequence.new_zeros(len(sequence), self._width)
+        *weights, bias_ih, bias_hh = self.recurrent.parameters()
+        weight_ih, weight_hh = (weight.t() for weight in weights)
+        for inputs in sequence.unbind(1):
+            if self._implementation == "cell":
+                hidden, cell = self.recurrent(inputs, (hidden, cell))
+                continue
+            gates = inputs @ weight_ih + bias_ih + hidden @ weight_hh + bias_hh
+            admit, forget, new, emit = gates.chunk(4, dim=1)
+            cell = torch.sigmoid(forget) * cell + torch.sigmoid(admit) * torch.tanh(new)
+            hidden = torch.sigmoid(emit) * torch.tanh(cell)
+        return hidden
 
 
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16}
@@ -133,29 +100,24 @@ class PreciseTraining:
 
     def __init__(self, network: nn.Module, precision: str, learning_rate: float) -> None:
         self.network = network.to(PRECISIONS[precision])
-        self._weights: list[Tensor] = list(network.parameters())
         self._is_half = precision == "float16"
-        self._masters = self._weights
+        masters: list[Tensor] = list(network.parameters())
         if self._is_half:
-            self._masters = [weight.detach().float().requires_grad_() for weight in self._weights]
-        self._optimizer = torch.optim.Adam(self._masters, lr=learning_rate, fused=True)
+            masters = [weight.detach().float().requires_grad_() for weight in masters]
+        self._pairs = [*zip(network.parameters(), masters, strict=True)]
+        self._optimizer = torch.optim.Adam(masters, lr=learning_rate, fused=True)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         self.network.zero_grad(set_to_none=True)
         logits = self.network(inputs)
-        if not self._is_half:
-            loss = cross_entropy(logits, targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
-            return loss.detach()
-        loss = cross_entropy(logits.float(), targets)
-        (loss * LOSS_SCALE).backward()  # type: ignore[no-untyped-call]
+        loss = cross_entropy(logits.float() if self._is_half else logits, targets)
+        (loss * LOSS_SCALE if self._is_half else loss).backward()  # type: ignore[no-untyped-call]
+        for weight, master in self._pairs if self._is_half else ():
+            assert weight.grad is not None
+            master.grad = weight.grad.float() / LOSS_SCALE
+        self._optimizer.step()
         with torch.no_grad():
-            for weight, master in zip(self._weights, self._masters, strict=True):
-                assert weight.grad is not None
-                master.grad = weight.grad.float() / LOSS_SCALE
-            self._optimizer.step()
-            for weight, master in zip(self._weights, self._masters, strict=True):
+            for weight, master in self._pairs if self._is_half else ():
                 weight.copy_(master)
         return loss.detach()
 
@@ -165,20 +127,12 @@ NUM_DISTRACTORS = 4  # the first four symbols count nothing; the last two are X 
 DATA_SEED = 0  # of the synthetic task's sequences: the same for every seed of a training
 
 
-@dataclass(frozen=True)
-class SequenceTask:
-    """Sequences in memory; to train on: [n, length, features] float32, [n] int64."""
+class SequenceTask(NamedTuple):
+    """Sequences in memory: [n, length, features] float32."""
 
-    inputs: Tensor
-    targets: Tensor
-    test_inputs: Tensor
-    test_targets: Tensor
+    train: Split
+    test: Split
     num_classes: int
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> SequenceTask:
-        inputs, test_inputs = (inputs.to(device, dtype) for inputs in (self.inputs, self.test_inputs))
-        targets, test_targets = self.targets.to(device), self.test_targets.to(device)
-        return SequenceTask(inputs, targets, test_inputs, test_targets, self.num_classes)
 
 
 @lru_cache(maxsize=2)
@@ -190,13 +144,11 @@ def temporal_order(length: int, num_train: int, num_test: int) -> SequenceTask:
     marks = torch.randint(2, (num_all, 2), generator=generator)
     quarter = length // 4
     within = torch.randint(quarter, (num_all, 2), generator=generator)
-    places = within + torch.tensor([quarter, 2 * quarter])
-    symbols.scatter_(1, places, NUM_DISTRACTORS + marks)
+    symbols.scatter_(1, within + torch.tensor([quarter, 2 * quarter]), NUM_DISTRACTORS + marks)
     inputs = nn.functional.one_hot(symbols, NUM_SYMBOLS).float()
     targets = marks @ torch.tensor([2, 1])
-    return SequenceTask(
-        inputs[:num_train], targets[:num_train], inputs[num_train:], targets[num_train:], num_classes=4
-    )
+    train, test = (Split(inputs[part], targets[part]) for part in (slice(num_train), slice(num_train, None)))
+    return SequenceTask(train, test, num_classes=4)
 
 
 @lru_cache(maxsize=2)
@@ -205,19 +157,13 @@ def image_rows(name: str, shrink: int, num_train: int, num_test: int) -> Sequenc
     directions become one, their mean; `num_train` and `num_test` at most are taken. Raises DataError: a file
     is missing or damaged."""
     dataset = create_dataset(name)
-    splits = dataset.load(dataset.shape(None), num_train, DATA_SEED)
-    train, test = splits.train, splits.test
-
-    def rows(images: Tensor) -> Tensor:
-        return nn.functional.avg_pool2d(images, shrink).squeeze(1)
-
-    return SequenceTask(
-        rows(train.inputs[:num_train]),
-        train.targets[:num_train],
-        rows(test.inputs[:num_test]),
-        test.targets[:num_test],
-        num_classes=dataset.shape(None).num_classes,
+    shape = dataset.shape(None)
+    splits = dataset.load(shape, num_train, DATA_SEED)
+    train, test = (
+        Split(nn.functional.avg_pool2d(part.inputs[:most], shrink).squeeze(1), part.targets[:most])
+        for part, most in ((splits.train, num_train), (splits.test, num_test))
     )
+    return SequenceTask(train, test, shape.num_classes)
 
 
 @dataclass(frozen=True)
@@ -230,26 +176,36 @@ class Measurement:
     device: torch.device
 
     def rows(self, budget: Budget) -> Samples:
-        point, task = self.point, self.task
-        yield {"fact": "sequence_length", "value": task.inputs.shape[1]}
-        yield {"fact": "features", "value": task.inputs.shape[2]}
-        yield {"fact": "train_samples", "value": len(task.targets)}
-        yield {"fact": "test_samples", "value": len(task.test_targets)}
-        yield {"fact": "logit_difference", "value": self._logit_difference()}
-        placed = task.to(self.device, PRECISIONS[point["precision"]])
+        point, (train, test, _) = self.point, self.task
+        _, length, features = train.inputs.shape
+        yield from facts(sequence_length=length, features=features)
+        yield from facts(train_samples=len(train), test_samples=len(test))
+        yield from facts(logit_difference=self._logit_difference())
+        train, test = (
+            Split(part.inputs.to(self.device, PRECISIONS[point["precision"]]), part.targets.to(self.device))
+            for part in (train, test)
+        )
         if (point["width"], point["batch"]) == (self.study.accuracy_width, self.study.accuracy_batch):
-            with one_thread():
-                rows = list(self._accuracies(placed))
+            num_threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                rows = list(self._accuracies(train, test))
+            finally:
+                torch.set_num_threads(num_threads)
             yield from rows
-        yield from self._phases(placed, budget)
+        yield from self._phases(train, budget)
 
     def _network(self, seed: int, implementation: str | None = None) -> SequenceClassifier:
         torch.manual_seed(seed)
-        sizes = (self.task.inputs.shape[2], self.point["width"], self.task.num_classes)
+        sizes = (self.task.train.inputs.shape[2], self.point["width"], self.task.num_classes)
         return SequenceClassifier(implementation or self.point["implementation"], *sizes)
 
+    def _training(self, seed: int) -> PreciseTraining:
+        network = self._network(seed).to(self.device)
+        return PreciseTraining(network, self.point["precision"], self.study.learning_rate)
+
     def _logit_difference(self) -> float:
-        inputs, seed = self.task.inputs[:COMPARED_SAMPLES], self.study.seeds[0]
+        inputs, seed = self.task.train.inputs[:COMPARED_SAMPLES], self.study.seeds[0]
         dtype = PRECISIONS[self.point["precision"]]
         network = self._network(seed).to(self.device, dtype)
         exact = self._network(seed, "elementary").double()
@@ -257,54 +213,53 @@ class Measurement:
             logits = network(inputs.to(self.device, dtype)).cpu().double()
             return float((logits - exact(inputs.double())).abs().max())
 
-    def _accuracies(self, task: SequenceTask) -> Samples:
+    def _accuracies(self, train: Split, test: Split) -> Samples:
         seeds = self.study.seeds
         try:
-            scores = [self._accuracy(task, seed) for seed in seeds]
+            scores = [self._accuracy(train, test, seed) for seed in seeds]
         except LeftOutError as error:
-            yield {"fact": "accuracy_left_out", "value": str(error)}
+            yield from facts(accuracy_left_out=str(error))
             return
         yield {"fact": "accuracy_by_seed", "x": list(seeds), "y": scores}
-        yield {"fact": "accuracy", "value": float(np.mean(scores))}
+        yield from facts(accuracy=float(np.mean(scores)))
         if len(scores) > 1:
-            yield {"fact": "accuracy_sd", "value": float(np.std(scores, ddof=1))}
-        yield {"fact": "training_steps", "value": self.study.steps}
+            yield from facts(accuracy_sd=float(np.std(scores, ddof=1)))
+        yield from facts(training_steps=self.study.steps)
 
-    def _accuracy(self, task: SequenceTask, seed: int) -> float:
+    def _accuracy(self, train: Split, test: Split, seed: int) -> float:
         """Right answers per held-out sample after a training. Raises LeftOutError: the cell's trainings would
         take too long."""
-        network, study = self._network(seed).to(self.device), self.study
-        training = PreciseTraining(network, self.point["precision"], study.learning_rate)
+        study, training = self.study, self._training(seed)
         generator = torch.Generator().manual_seed(seed)
-        shape = (self.study.steps, self.point["batch"])
-        order = torch.randint(len(task.targets), shape, generator=generator).to(self.device)
+        shape = (study.steps, self.point["batch"])
+        order = torch.randint(len(train), shape, generator=generator).to(self.device)
         now = time.perf_counter if self.device.type == "cuda" else time.thread_time
         start = now()
         for done, picked in enumerate(order):
-            training.step(task.inputs[picked], task.targets[picked])
+            training.step(train.inputs[picked], train.targets[picked])
             if done == 0:
                 start = now()
-            elif done == PILOT_STEPS and seed == self.study.seeds[0]:
+            elif done == PILOT_STEPS and seed == study.seeds[0]:
                 expected_s = (now() - start) / PILOT_STEPS * study.steps * len(study.seeds)
                 if expected_s > study.training_limit_s:
                     raise LeftOutError(
                         f"{len(study.seeds)} trainings of {study.steps} steps would take {expected_s:.0f} s, "
                         f"more than training_limit_s: {study.training_limit_s:g}"
                     )
-        right = 0
         with torch.inference_mode():
-            for first in range(0, len(task.test_targets), TEST_BATCH):
-                part = slice(first, first + TEST_BATCH)
-                right += int((network(task.test_inputs[part]).argmax(1) == task.test_targets[part]).sum())
-        return right / len(task.test_targets)
+            firsts = range(0, len(test), TEST_BATCH)
+            answers = [
+                training.network(test.inputs[first : first + TEST_BATCH]).argmax(1) for first in firsts
+            ]
+            return float((torch.cat(answers) == test.targets).sum()) / len(test)
 
-    def _phases(self, placed: SequenceTask, budget: Budget) -> Samples:
+    def _phases(self, train: Split, budget: Budget) -> Samples:
         device = self.device
-        picked = (torch.arange(self.point["batch"]) % len(placed.targets)).to(device)
-        inputs, targets = placed.inputs[picked], placed.targets[picked]
+        picked = (torch.arange(self.point["batch"]) % len(train)).to(device)
+        inputs, targets = train.inputs[picked], train.targets[picked]
         host_inputs = inputs.cpu()
-        network = self._network(self.study.seeds[0]).to(device)
-        training = PreciseTraining(network, self.point["precision"], self.study.learning_rate)
+        training = self._training(self.study.seeds[0])
+        network = training.network
 
         @torch.inference_mode()
         def evaluate() -> object:
@@ -315,17 +270,7 @@ class Measurement:
         def predict() -> object:
             return network(host_inputs.to(device)).argmax(1).cpu()
 
-        yield {"fact": "samples", "value": self.point["batch"]}
+        yield from facts(samples=self.point["batch"])
         yield from steps(budget.samples(lambda: training.step(inputs, targets), device))
         yield from steps(budget.samples(evaluate, device), "evaluate")
         yield from steps(budget.samples(predict, device), "predict")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -8,18 +8,17 @@ threads, on the GPU eager and captured: launching kernels decides the time of a 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 from pydantic import PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point, Samples
+from scaling.device_studies.base import Budget, Device, Experiment, Point, Samples, Variables, facts
 from scaling.device_studies.declaration import (
     ARMS,
     BreakEven,
-    BreakEvenMap,
     Lines,
     Panels,
     Report,
@@ -28,10 +27,6 @@ from scaling.device_studies.declaration import (
     Show,
     Times,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 NUM_CLASSES = 10
 SEQUENCE_LENGTH = 32
@@ -51,15 +46,15 @@ REPORT = Report(
     question="When is the GPU worth it for a small network?",
     named=NAMED,
     figures=(
-        BreakEvenMap(
-            "break-even",
-            "Each number is the time of a step on the CPU, with the number of threads of least time there, "
-            "over that on the GPU (column iteration_s): above 1 the GPU takes less. The line is the width "
-            "from which on it does at each batch, interpolated between two measured widths; a bar is its 95% "
-            "interval, and ends at the plot's edge where it is open; one launch gives none. A batch at which "
-            "it does at every width has none. A cross: no number for one of the two, or not every number of "
-            "threads measured yet.",
-            "GPU over CPU, perceptrons of {depth} hidden layers, {inputs} inputs", "batch", "width", GRID,
+        Lines(
+            "break-even", "The time of a step on the CPU, with the threads of least time there, over that "
+            "on the GPU (column iteration_s), a line for each batch: above 1 the GPU takes less.",
+            "GPU over CPU by batch, perceptrons of {depth} hidden layers, {inputs} inputs",
+            tuple(
+                Panels("width", where={**GRID, "device": "cuda", "step": step}, title=f"GPU {step}")
+                for step in ("eager", "captured")
+            ),
+            "batch", "CPU time / GPU time", over={"device": "cpu"},
         ),
         Lines(
             "widths", "A training step over the width of the hidden layers (column iteration_s).",
@@ -104,7 +99,7 @@ REPORT = Report(
                   "hidden layers: ", "depth", where=BY_DEPTH),
         BreakEven("At depth {depth}, width {width}, batch {batch}, the GPU takes less time, in numbers of "
                   "input features: ", "inputs", where=BY_INPUTS),
-        BreakEven("On the CPU {most} threads take less time than {fewest}: ", "width", "width", GRID,
+        BreakEven("On the CPU {most} threads take less time than {least}: ", "width", "width", GRID,
                   by="batch", threads=True),
     ),
     labels={"lstm": "recurrent (LSTM)", "mlp": "perceptron", "depth": "layers"},
@@ -157,23 +152,23 @@ class SmallNetworks(Experiment):
         return [*unique.values(), *(point for size in self.equal_parameters for point in self._pair(size))]
 
     def _pair(self, size: int) -> tuple[Point, Point]:
-        common = {"equal_parameters": size}
         flat = SEQUENCE_INPUTS * SEQUENCE_LENGTH
-        recurrent = {"inputs": SEQUENCE_INPUTS, "depth": 1, "width": lstm_width(size), "batch": self.batch}
+        recurrent = {"inputs": SEQUENCE_INPUTS, "depth": 1, "width": lstm_width(size)}
         forward = {"inputs": flat, "depth": self.depth, "width": mlp_width(size, flat, self.depth)}
+        common = {"equal_parameters": size}
         return (
-            {"network": "lstm", **common, **recurrent},
+            {"network": "lstm", **common, **recurrent, "batch": self.batch},
             {"network": "mlp", **common, **forward, "batch": self.batch},
         )
 
-    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
+    def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
         import torch
 
         from scaling.device_studies.training_step import num_parameters, timed, training_step
 
         with device:
             module = _network(point)
-        yield {"fact": "parameters", "value": num_parameters(module)}
+        yield from facts(parameters=num_parameters(module))
         size = (SEQUENCE_LENGTH, point["inputs"]) if point["network"] == "lstm" else (point["inputs"],)
 
         def make(batch: int) -> Any:
@@ -184,7 +179,7 @@ class SmallNetworks(Experiment):
         yield from timed(make, point["batch"], device, budget)
 
 
-def _network(point: Mapping[str, Any]) -> nn.Module:
+def _network(point: Variables) -> Any:
     from scaling.device_studies.lstm_training import SequenceClassifier
     from scaling.workloads.base import DataShape
     from scaling.workloads.networks import build_mlp
@@ -195,19 +190,17 @@ def _network(point: Mapping[str, Any]) -> nn.Module:
 
 
 def lstm_width(parameters: int) -> int:
-    """The width at which a recurrent network has about that many: 4 w (inputs + w + 2) + (w + 1) classes."""
-    linear = 4 * (SEQUENCE_INPUTS + 2) + NUM_CLASSES
-    return max(1, round(_positive_root(4.0, linear, NUM_CLASSES - parameters)))
+    """The width at which a recurrent network has about that many."""
+    read = SEQUENCE_INPUTS + 2
+    return _width(parameters, lambda w: 4 * w * (read + w) + (w + 1) * NUM_CLASSES)
 
 
 def mlp_width(parameters: int, inputs: int, depth: int) -> int:
-    """The width w at which a perceptron has about that many. They are (depth - 1) w (w + 1) + (inputs + 1) w
-    + (w + 1) classes."""
-    linear = inputs + 1 + NUM_CLASSES + depth - 1
-    return max(1, round(_positive_root(depth - 1.0, linear, NUM_CLASSES - parameters)))
+    """The width at which a perceptron has about that many."""
+    between = depth - 1
+    return _width(parameters, lambda w: (between * w + NUM_CLASSES) * (w + 1) + (inputs + 1) * w)
 
 
-def _positive_root(square: float, linear: float, constant: float) -> float:
-    if square == 0:
-        return -constant / linear
-    return (-linear + math.sqrt(linear * linear - 4 * square * constant)) / (2 * square)
+def _width(parameters: int, count: Callable[[float], float]) -> int:
+    """The whole number next to where `count`, which grows, is that of the parameters; 1 at least."""
+    return max(1, bisect(range(1, parameters), parameters, key=lambda width: count(width - 0.5)))

@@ -12,13 +12,13 @@ That cell also tells how good the fit is, and gives it on a coarser grid as a pi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 from pydantic import PositiveFloat, PositiveInt
 
-from scaling.device_studies.base import Budget, Experiment, Point, Samples, steps
+from scaling.device_studies.base import Budget, Device, Experiment, Point, Samples, Variables, facts, steps
 from scaling.device_studies.declaration import (
     STEP_TIME,
     BreakEven,
@@ -31,10 +31,6 @@ from scaling.device_studies.declaration import (
     Times,
     Variant,
 )
-
-if TYPE_CHECKING:
-    import torch
-
 
 VARIANTS = tuple(
     Variant(name, {"device": device, "step": step, "data": data})
@@ -127,24 +123,21 @@ class SurfaceRegression(Experiment):
 
     def _arms(self, side: int) -> Iterator[Point]:
         for mode in self.step_modes:
-            if mode == "eager":
-                for place in self.data:
-                    # In the CPU's memory the data is on the device.
-                    here: Point = {"only_device": "cuda"} if place == "host" else {}
-                    yield {"step": mode, "data": place, **here}
-            elif mode == "captured":
-                yield {"step": mode, "data": "device", "only_device": "cuda"}
-            elif side == self.fit_side:
-                yield {"step": mode, "data": "device"}
+            if mode == "compiled" and side != self.fit_side:
+                continue
+            for place in self.data if mode == "eager" else ("device",):
+                # In the CPU's memory the data is on the device.
+                on_gpu: Point = {"only_device": "cuda"} if mode == "captured" or place == "host" else {}
+                yield {"step": mode, "data": place, **on_gpu}
 
-    def measure(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
+    def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
         from scaling.device_studies.surface_training import SurfaceTraining, ready, require_loader
 
         side = round(point["points"] ** 0.5)
         if point["data"] == "loader":
             require_loader(point["points"], budget)
         training = SurfaceTraining(self, side, point["data"], device)
-        yield {"fact": "samples", "value": point["points"]}
+        yield from facts(samples=point["points"])
         step, made = ready(training, point["step"])
         if made is not None:
             yield {"phase": "compile" if point["step"] == "compiled" else "capture", "seconds": made}

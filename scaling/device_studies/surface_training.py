@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from scaling.device_studies.base import Budget, LeftOutError, Samples
+from scaling.device_studies.base import Budget, LeftOutError, Samples, facts
 from scaling.device_studies.training_step import capture
 
 PICTURE_SIDE = 101
@@ -71,20 +71,17 @@ class SurfaceTraining:
         how = {"lr": settings.learning_rate, "fused": True, "capturable": device.type == "cuda"}
         self._optimizer = torch.optim.Adam(self._network.parameters(), **how)
         self._source = _source(*grid_points(side), place, device)
-        self._forward: Callable[[Tensor], Tensor] = self._network
+        self.forward: Callable[[Tensor], Tensor] = self._network
         self.loss = torch.zeros((), device=device)
 
     def step(self) -> None:
         """One epoch; its loss, of before the update, is left in `loss`."""
         self._optimizer.zero_grad(set_to_none=True)
         inputs, heights = self._source()
-        loss = nn.functional.mse_loss(self._forward(inputs), heights)
+        loss = nn.functional.mse_loss(self.forward(inputs), heights)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self.loss.copy_(loss.detach())
-
-    def compile(self) -> None:
-        self._forward = torch.compile(self._network)
 
     @torch.no_grad()
     def start_again(self) -> None:
@@ -107,7 +104,7 @@ class SurfaceTraining:
                 kept[epoch].copy_(self.loss)
         _wait(self._device)
         yield {"phase": "train", "seconds": time.perf_counter() - start}
-        yield {"fact": "epochs", "value": num_epochs}
+        yield from facts(epochs=num_epochs)
         yield {"fact": "loss", "x": list(kept), "y": [float(loss) for loss in kept.values()]}
         yield from self._fit()
 
@@ -115,9 +112,10 @@ class SurfaceTraining:
     def _fit(self) -> Samples:
         inputs, heights = grid_points(self._settings.fit_side)
         residual = self._network(inputs.to(self._device)).cpu() - heights
-        yield {"fact": "rms_residual", "value": float(residual.square().mean().sqrt())}
-        yield {"fact": "largest_residual", "value": float(residual.abs().max())}
-        yield {"fact": "rms_height", "value": float((heights - heights.mean()).square().mean().sqrt())}
+        rms, rms_height = (float(one.square().mean().sqrt()) for one in (residual, heights - heights.mean()))
+        yield from facts(
+            rms_residual=rms, largest_residual=float(residual.abs().max()), rms_height=rms_height
+        )
         fit = self._network(grid_points(PICTURE_SIDE)[0].to(self._device)).cpu()
         rows = fit.view(PICTURE_SIDE, PICTURE_SIDE).tolist()
         yield {"fact": "fit", "value": PICTURE_SIDE, "grid": [[round(z, 4) for z in row] for row in rows]}
@@ -132,9 +130,8 @@ def ready(training: SurfaceTraining, mode: str) -> tuple[Callable[[], object], f
         return training.step, None
     start = time.perf_counter()
     if mode == "captured":
-        replay = capture(training.step)
-        return replay, time.perf_counter() - start
-    training.compile()
+        return capture(training.step), time.perf_counter() - start
+    training.forward = torch.compile(training.forward)
     try:
         training.step()
     except Exception as error:  # what torch.compile raises without a compiler differs by version
@@ -145,11 +142,11 @@ def ready(training: SurfaceTraining, mode: str) -> tuple[Callable[[], object], f
 
 
 def _source(inputs: Tensor, heights: Tensor, place: str, device: torch.device) -> Source:
+    if place == "host":
+        return lambda: (inputs.to(device), heights.to(device))
     if place == "device":
         batch = inputs.to(device), heights.to(device)
         return lambda: batch
-    if place == "host":
-        return lambda: (inputs.to(device), heights.to(device))
     loader = DataLoader(TensorDataset(inputs, heights), batch_size=len(inputs))
     epochs = ((loaded[0].to(device), loaded[1].to(device)) for _ in itertools.count() for loaded in loader)
     return lambda: next(epochs)

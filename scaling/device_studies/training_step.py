@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from scaling.device_studies.base import SLOW_CALLS, Budget, LeftOutError, Samples, steps
+from scaling.device_studies.base import SLOW_CALLS, Budget, LeftOutError, Samples, facts, steps
 from scaling.workloads.base import DataShape, Loss, Model, cross_entropy
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
@@ -112,7 +112,7 @@ def timed(make: Callable[[int], StepFunction], batch: int, device: torch.device,
             budget.refuse_slow(
                 seconds, f"a step on {samples} takes {{:.2g}} s, one on {batch:,} takes longer"
             )
-    yield {"fact": "samples", "value": batch}
+    yield from facts(samples=batch)
     yield from steps(budget.samples(make(batch), device))
 
 

@@ -24,6 +24,11 @@ from tests.device_studies.conftest import CPU, SHORT, fact, phases
 TINY = Layer(inputs=3, outputs=4, size=9, kernel=3, stride=1, padding=1)
 
 
+def convolution(choice, case="tiny", batch=2):
+    point = {"case": case, "batch": batch, "choice": choice, "precision": "float32"}
+    return measure_convolution(point, CPU, SHORT)
+
+
 class TestProducts:
     def rows(self, choice, precision="float32"):
         experiment = KernelChoices(cpu_products=((24, 32, 40),))
@@ -46,6 +51,10 @@ class TestProducts:
 
 
 class TestConvolutions:
+    @pytest.fixture(autouse=True)
+    def tiny(self, monkeypatch):
+        monkeypatch.setitem(LAYERS, "tiny", TINY)
+
     @pytest.mark.parametrize("padding", [0, 1, 2])
     @pytest.mark.parametrize("kernel", [1, 3, 5])
     def test_product_of_transforms_is_the_convolution(self, kernel, padding):
@@ -56,13 +65,13 @@ class TestConvolutions:
 
     @pytest.mark.parametrize("choice", ["library", "native", "fft"])
     def test_every_choice_gives_the_convolution(self, choice):
-        rows = list(measure_convolution(TINY, 2, choice, torch.float32, CPU, SHORT))
+        rows = list(convolution(choice))
         assert fact(rows, "error") < 1e-5
         assert (phases(rows), fact(rows, "workspace_bytes")) == (["step", "forward"], None)
 
     def test_settings_are_put_back(self):
         before = torch.backends.mkldnn.enabled
-        rows = measure_convolution(TINY, 2, "native", torch.float32, CPU, SHORT)
+        rows = convolution("native")
         next(rows)
         assert not torch.backends.mkldnn.enabled
         rows.close()
@@ -70,10 +79,9 @@ class TestConvolutions:
 
     def test_what_a_device_or_layer_has_not_is_left_out(self):
         with pytest.raises(LeftOutError, match="does not search"):
-            list(measure_convolution(TINY, 2, "autotuned", torch.float32, CPU, SHORT))
-        strided = LAYERS["AlexNet 11x11"]
+            list(convolution("autotuned"))
         with pytest.raises(LeftOutError, match="no stride of 4"):
-            list(measure_convolution(strided, 1, "fft", torch.float32, CPU, SHORT))
+            list(convolution("fft", "AlexNet 11x11", 1))
 
     @pytest.mark.parametrize("layer", LAYERS.values(), ids=list(LAYERS))
     def test_declared_size_of_the_result_is_the_convolutions(self, layer):

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from scaling.device_studies import lstm_training
-from scaling.device_studies.lstm_fused import LstmFused
+from scaling.device_studies.lstm_fused import NAMES, LstmFused
 from scaling.device_studies.lstm_training import (
-    IMPLEMENTATIONS,
     LOSS_SCALE,
     PreciseTraining,
     SequenceClassifier,
@@ -25,7 +24,7 @@ def classifier(implementation, seed=3):
     return SequenceClassifier(implementation, 5, 8, 4).double()
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", NAMES)
 def test_all_compute_the_same_with_the_same_gradients_from_the_same_seed(implementation):
     sequence, found = torch.randn(6, 7, 5, dtype=torch.float64), []
     for one in (implementation, "fused"):
@@ -71,24 +70,26 @@ class TestPrecision:
 class TestTasks:
     def test_class_of_a_synthetic_sequence_is_told_by_its_two_marks_in_order(self):
         task = temporal_order(16, 500, 100)
-        for sequence, target in zip(task.inputs.argmax(2), task.targets, strict=True):
+        for sequence, target in zip(task.train.inputs.argmax(2), task.train.targets, strict=True):
             (first, one), (second, other) = [
                 (at, int(own) - 4) for at, own in enumerate(sequence) if own >= 4
             ]
             assert 2 * one + other == target
             assert 4 <= first < 8 <= second < 12, "apart, and neither first nor last"
-        assert set(task.targets.tolist()) == {0, 1, 2, 3}
+        assert set(task.train.targets.tolist()) == {0, 1, 2, 3}
 
     def test_held_out_sequences_are_others(self):
         task = temporal_order(24, 50, 50)
-        train = {tuple(row.tolist()) for row in task.inputs.argmax(2)}
-        assert not train & {tuple(row.tolist()) for row in task.test_inputs.argmax(2)}
+        train = {tuple(row.tolist()) for row in task.train.inputs.argmax(2)}
+        assert not train & {tuple(row.tolist()) for row in task.test.inputs.argmax(2)}
 
     def test_image_is_read_row_by_row(self):
         task = image_rows("digits", 1, 20, 10)
-        assert (task.inputs.shape, task.num_classes) == ((20, 8, 8), 10)
+        assert (task.train.inputs.shape, task.num_classes) == ((20, 8, 8), 10)
         halved = image_rows("digits", 2, 20, 10)
-        torch.testing.assert_close(halved.inputs[:, 0, 0], task.inputs[:, :2, :2].mean(dim=(1, 2)))
+        torch.testing.assert_close(
+            halved.train.inputs[:, 0, 0], task.train.inputs[:, :2, :2].mean(dim=(1, 2))
+        )
 
 
 class TestPoints:
@@ -127,7 +128,7 @@ class TestMeasure:
 
     def test_accuracy_does_not_depend_on_the_implementation_in_float64(self):
         experiment = LstmFused(**SMALL, accuracy_batch=16, steps=10, seeds=(1,), learning_rate=0.01)
-        points = [{**self.point, "precision": "float64", "implementation": one} for one in IMPLEMENTATIONS]
+        points = [{**self.point, "precision": "float64", "implementation": one} for one in NAMES]
         assert len({fact(measured(experiment, point), "accuracy") for point in points}) == 1
 
     def test_logits_of_float16_are_further_from_float64_than_those_of_float32(self):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from scaling.analysis.columns import columns
+from scaling.analysis.columns import columns, to_rows
 from scaling.analysis.decisions import FEWEST
 from scaling.analysis.rates import MEDIAN_OF_STEPS
 from scaling.device_studies.declaration import DEVICES, Lines
@@ -22,7 +22,7 @@ from scaling.report.device.comparisons import LEAD
 from scaling.report.device.drawing import DRAWN
 from scaling.report.device.findings import sentences as of_findings
 from scaling.report.device.findings import short_answer as of_answer
-from scaling.report.device.results import STEP, DeviceResult, Results, place, read_devices
+from scaling.report.device.results import STEP, DeviceResult, Results, read_devices, size_of
 from scaling.report.device.tables import declared_table, left_out_table, missing_remark
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
@@ -117,16 +117,16 @@ def device_sentences(experiments: Sequence[Results]) -> list[str]:
 
 
 def device_headline(experiments: Sequence[Results]) -> str:
-    said = []
-    for results in experiments:
-        with _fitting(results):
-            headline = short_answer(results)
-        if not headline:
-            return ""
-        if headline.startswith(LEAD):
-            headline += f" (repeats={FEWEST} to decide.)"
-        said.append(" ".join(filter(None, [results.report.question, headline, *_unfinished(results)])))
-    return " ".join(said)
+    """The short answers; "" where an experiment has none."""
+
+    def of_one(results: Results) -> Iterator[str]:
+        if headline := short_answer(results):
+            to_decide = f" (repeats={FEWEST} to decide.)" if headline.startswith(LEAD) else ""
+            said = [results.report.question, headline + to_decide, *_unfinished(results)]
+            yield " ".join(filter(None, said))
+
+    every = [*_of_all(experiments, of_one)]
+    return " ".join(every) if len(every) == len(experiments) else ""
 
 
 def _fitting(results: Results) -> AbstractContextManager[None]:
@@ -136,19 +136,17 @@ def _fitting(results: Results) -> AbstractContextManager[None]:
 
 
 def _unfinished(results: Results) -> Iterator[str]:
-    num = sum(not cell.is_over for cell in results.cells)
-    if not num:
-        return
-    each = [
-        f"{device.name}: {sum(not cell.is_over for cell in cells)} of {len(cells)}"
-        for device in DEVICES
-        if (cells := results.where(device.where))
-    ]
+    def count(cells: Sequence[DeviceResult]) -> str:
+        return f"{sum(not cell.is_over for cell in cells)} of {len(cells)}"
+
+    devices = {device.name: results.where(device.where) for device in DEVICES}
+    each = [f"{name}: {count(cells)}" for name, cells in devices.items() if cells]
     split = f" ({'; '.join(each)})" if len(each) > 1 else ""
-    yield (
-        f"{results.experiment}: {num} of {len(results.cells)} points are not measured yet{split}; what is "
-        "said of it is of the others, and may change."
-    )
+    if not all(cell.is_over for cell in results.cells):
+        yield (
+            f"{results.experiment}: {count(results.cells)} points are not measured yet{split}; what is said "
+            "of it is of the others, and may change."
+        )
 
 
 def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.DataFrame:
@@ -157,18 +155,22 @@ def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.Data
     the step, and the facts; one whose name the summary has already stands there."""
     if not experiments:
         return table
-    filled = table.astype(object).where(table.notna(), None)
-    rows = {str(row["cell_id"]): row for row in filled.to_dict("records")}
-    names = list(filled.columns)
+    rows = {str(row["cell_id"]): row for row in to_rows(table)}
+    names = dict.fromkeys(table.columns)
     for results in experiments:
         for cell in sorted(results.cells, key=place):
             values = {"experiment": results.experiment, **_values(cell)}
             rows[cell.cell_id].update(values)
-            names += [name for name in values if name not in names]
-    wide = pd.DataFrame([{name: row.get(name) for name in names} for row in rows.values()], columns=names)
+            names |= dict.fromkeys(values)
+    wide = pd.DataFrame([{name: row.get(name) for name in names} for row in rows.values()], columns=[*names])
     types = {name: kind for name, kind in columns().items() if name in wide}
     with _fitting(experiments[0]):
         return wide.astype(types).convert_dtypes()
+
+
+def place(cell: DeviceResult) -> tuple[Any, ...]:
+    """By the point's values, then device and threads: the order of columns in the summary."""
+    return ([size_of(value) for value in cell.point.values()], cell.device, cell.threads, cell.cell_id)
 
 
 def _values(cell: DeviceResult) -> dict[str, Any]:
@@ -181,5 +183,5 @@ def _values(cell: DeviceResult) -> dict[str, Any]:
         values |= {name: estimate.median, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
         if phase == STEP:
             values |= {"iterations": estimate.num_samples, "interval_method": estimate.method}
-            values |= {"iteration_form": MEDIAN_OF_STEPS, "samples_per_s": cell.samples_per_s}
+            values |= {"iteration_form": MEDIAN_OF_STEPS, "samples_per_s": cell.per_s()}
     return {**cell.scalars, **values}

@@ -6,28 +6,25 @@ No other study trains; pairs of seeds, their spread and its bound are neither ti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from scaling.analysis.seed_decisions import bound
+from scaling.analysis.seed_decisions import Combination, bound
 from scaling.device_studies.declaration import DEVICES
 from scaling.measure.statistics import CONFIDENCE
 from scaling.report.device.drawing import MARKERS, stacked
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.device.tables import Cells, cells_table, scientific
+from scaling.report.device.tables import scientific
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import DEVICE_COLOURS, GREY, add_tip
 from scaling.report.formats import MISSING, listed, milliseconds, number, percent
 from scaling.report.tables import Column, Table, table_of
 
-Floats = npt.NDArray[np.float64]
 REFERENCE = "fused, float32"
 BAND = "#dddddd"
 """Of the grid: the page has another for dark screens."""
@@ -49,46 +46,40 @@ STATISTIC = (
 
 @dataclass(frozen=True)
 class AccuracyComparison:
+    """The trainings of a task on a device, by implementation and precision: `fused, float32`."""
+
     where: str
-    scores: pd.DataFrame
+    scores: Mapping[str, Combination]
     cells: Mapping[str, DeviceResult]
     left_out: list[DeviceResult]
-
-    def seeds(self, name: str) -> Floats:
-        """[num_seeds] accuracies of a combination."""
-        scores: Floats = self.scores.loc[[name]].to_numpy(dtype=np.float64)[0]
-        return np.asarray(scores[~np.isnan(scores)])
-
-    @property
-    def means(self) -> dict[str, float]:
-        return {str(name): float(mean) for name, mean in self.scores.mean(axis=1).items()}
 
     @property
     def seed_sd(self) -> float | None:
         """The seeds' spread: the root of the mean variance over all combinations; None with one seed."""
-        variance = float(self.scores.var(axis=1).mean())
-        return None if math.isnan(variance) else math.sqrt(variance)
+        variances = [one.squares / one.degrees for one in self.scores.values() if one.degrees]
+        return math.sqrt(fmean(variances)) if variances else None
 
     @property
     def noise(self) -> float | None:
         """What two means over the seeds differ by, had each its own seeds; a held-out sample at least."""
-        sd = self.seed_sd
+        sd, degrees = self.seed_sd, [one.degrees for one in self.scores.values()]
         if sd is None:
             return None
-        samples = [float(count) for cell in self.cells.values() if (count := cell.fact("test_samples"))]
-        counts = self.scores.count(axis=1)
-        fewest, degrees, others = int(counts.min()), int((counts - 1).sum()), max(1, len(counts) - 1)
-        limit = bound(sd * math.sqrt(2 / fewest), degrees, (1 - CONFIDENCE) / 2 / others)
-        return max(limit, *(1 / count for count in samples), 0.0)
+        level = (1 - CONFIDENCE) / 2 / max(1, len(degrees) - 1)
+        limit = bound(sd * math.sqrt(2 / (min(degrees) + 1)), sum(degrees), level)
+        return max(limit, *(1 / (cell.fact("test_samples") or math.inf) for cell in self.cells.values()))
 
     @property
     def differences(self) -> dict[str, float]:
         """Combination -> mean, over the seeds that both have, of its accuracy less the reference's. Empty
         without the reference, which is not among them."""
-        if REFERENCE not in self.cells:
-            return {}
-        less = self.scores.sub(self.scores.loc[REFERENCE]).drop(REFERENCE).mean(axis=1).dropna()
-        return {str(name): float(difference) for name, difference in less.items()}
+        others = {name: one.scores for name, one in self.scores.items() if name != REFERENCE}
+        reference = self.scores[REFERENCE].scores if REFERENCE in self.scores else {}
+        less = {
+            name: [score - reference[seed] for seed, score in scores.items() if seed in reference]
+            for name, scores in others.items()
+        }
+        return {name: fmean(of_seeds) for name, of_seeds in less.items() if of_seeds}
 
     def difference(self, name: str) -> float | None:
         return 0.0 if name == REFERENCE else self.differences.get(name)
@@ -99,28 +90,41 @@ class AccuracyComparison:
         return [name for name, less in self.differences.items() if noise is not None and abs(less) > noise]
 
     def score_text(self, name: str) -> str:
-        seeds = self.seeds(name)
-        mean = percent(float(seeds.mean()), 2)
-        return mean if len(seeds) < 2 else f"{mean} ± {100 * float(seeds.std(ddof=1)):.2f}"
+        one = self.scores[name]
+        spread = f" ± {100 * math.sqrt(one.squares / one.degrees):.2f}" if one.degrees else ""
+        return percent(one.mean, 2) + spread
+
+    def difference_text(self, name: str) -> str:
+        """In points, above the fused implementation in float32."""
+        value = self.difference(name)
+        return MISSING if value is None else f"{100 * value:+.2f}"
 
 
 def comparisons(results: Results) -> list[AccuracyComparison]:
     compared = []
-    for (task, device), cells in results.grouped(results.cells, "task", "device").items():
+    for cells in results.grouped(results.cells, "task", "device").values():
         ordered = [
-            cell for same in results.grouped(cells, "precision", "implementation").values() for cell in same
+            one for same in results.grouped(cells, "precision", "implementation").values() for one in same
         ]
-        scored = {name_of(cell): cell for cell in ordered if cell.facts("accuracy_by_seed")}
-        rows = {name: cell.facts("accuracy_by_seed")[0] for name, cell in scored.items()}
-        scores = pd.DataFrame({name: pd.Series(row["y"], row["x"]) for name, row in rows.items()}).T
+        scored = {name_of(cell): cell for cell in ordered if cell.fact(SCORES, "y")}
+        scores = {
+            name: Combination(
+                dict(zip(cell.fact(SCORES, "x"), cell.fact(SCORES, "y"), strict=True)), False, 1
+            )
+            for name, cell in scored.items()
+        }
         left_out = [cell for cell in cells if cell.fact("accuracy_left_out") is not None]
         if scored:
-            where = f"{task} on the {ON[device]}"
-            compared.append(AccuracyComparison(where, scores, scored, left_out))
+            compared.append(AccuracyComparison(where(cells[0]), scores, scored, left_out))
     return compared
 
 
 ON = {device.where["device"]: device.name for device in DEVICES}
+SCORES = "accuracy_by_seed"
+
+
+def where(cell: DeviceResult) -> str:
+    return f"{cell.point['task']} on the {ON[cell.device]}"
 
 
 def name_of(cell: DeviceResult) -> str:
@@ -129,31 +133,30 @@ def name_of(cell: DeviceResult) -> str:
 
 def tables(results: Results) -> Iterator[Table]:
     compared = comparisons(results)
-    of = {cell.cell_id: (one, name) for one in compared for name, cell in one.cells.items()}
-    told: dict[str, Callable[[DeviceResult], str]] = {
-        "task": lambda cell: of[cell.cell_id][0].where,
-        "precision": lambda cell: str(cell.point["precision"]),
-        "implementation": lambda cell: str(cell.point["implementation"]),
-        "accuracy": lambda cell: AccuracyComparison.score_text(*of[cell.cell_id]),
-        "difference, points": lambda cell: difference_text(*of[cell.cell_id]),
-        "logits": lambda cell: scientific(cell.fact("logit_difference")),
-    }
-    columns = [Column[Cells](name, lambda row, text=text: text(row[0])) for name, text in told.items()]  # type: ignore[misc]
+    rows = [(one, name, cell) for one in compared for name, cell in one.cells.items()]
+    columns: list[Column[tuple[AccuracyComparison, str, DeviceResult]]] = [
+        Column("task", lambda row: row[0].where),
+        Column("precision", lambda row: str(row[2].point["precision"])),
+        Column("implementation", lambda row: str(row[2].point["implementation"])),
+        Column("accuracy", lambda row: row[0].score_text(row[1])),
+        Column("difference, points", lambda row: row[0].difference_text(row[1])),
+        Column("logits", lambda row: scientific(row[2].fact("logit_difference"))),
+    ]
     below = [
         f"No accuracy of {one.where}, {name_of(cell)}: {cell.fact('accuracy_left_out')}."
         for one in compared
         for cell in one.left_out
     ]
-    rows = [[cell] for one in compared for cell in one.cells.values()]
-    title = f"accuracy on held-out samples after {results.parameters['steps']} steps"
+    title = f"{results.experiment}: accuracy on held-out samples after {results.parameters['steps']} steps"
     if rows:
-        yield cells_table(results, title, columns, rows, below, STATISTIC)
+        ids = [[cell.cell_id] for _, _, cell in rows]
+        yield table_of(title, STATISTIC, columns, rows, remarks=below, cells=ids)
 
 
 def _timed(results: Results) -> list[DeviceResult]:
     """The implementations in float32 at the middle batch, device by device."""
     every = [cell for cell in results.where({"precision": "float32"}) if cell.estimate() is not None]
-    batches = sorted({cell.point["batch"] for cell in every if not cell.facts("accuracy_by_seed")})
+    batches = sorted({cell.point["batch"] for cell in every if not cell.fact(SCORES, "y")})
     timed = results.where({"batch": batches[len(batches) // 2 : len(batches) // 2 + 1]}, every)
     return sorted(timed, key=lambda cell: cell.device)
 
@@ -164,19 +167,16 @@ def _over_fused(timed: Sequence[DeviceResult], cell: DeviceResult) -> float | No
 
 
 def answer_table(results: Results) -> Table | None:
-    compared, timed = {one.where: one for one in comparisons(results)}, _timed(results)
-
-    def accuracy(cell: DeviceResult, text: Callable[[AccuracyComparison, str], str]) -> str:
-        one = compared.get(f"{cell.point['task']} on the {ON[cell.device]}")
-        return text(one, name_of(cell)) if one and name_of(cell) in one.cells else MISSING
-
-    columns: list[Column[DeviceResult]] = [
-        Column("on", lambda cell: ON[cell.device]),
-        Column("implementation", lambda cell: str(cell.point["implementation"])),
-        Column("ms a step", lambda cell: milliseconds(cell.median())),
-        Column("x fused", lambda cell: number(_over_fused(timed, cell), 2)),
-        Column("accuracy", lambda cell: accuracy(cell, AccuracyComparison.score_text)),
-        Column("points", lambda cell: accuracy(cell, difference_text)),
+    scored = {(one.where, name): one for one in comparisons(results) for name in one.cells}
+    timed = _timed(results)
+    rows = [(cell, scored.get((where(cell), name_of(cell)))) for cell in timed]
+    columns: list[Column[tuple[DeviceResult, AccuracyComparison | None]]] = [
+        Column("on", lambda row: ON[row[0].device]),
+        Column("implementation", lambda row: str(row[0].point["implementation"])),
+        Column("ms a step", lambda row: milliseconds(row[0].median())),
+        Column("x fused", lambda row: number(_over_fused(timed, row[0]), 2)),
+        Column("accuracy", lambda row: row[1].score_text(name_of(row[0])) if row[1] else MISSING),
+        Column("points", lambda row: row[1].difference_text(name_of(row[0])) if row[1] else MISSING),
     ]
     if not timed:
         return None
@@ -184,18 +184,11 @@ def answer_table(results: Results) -> Table | None:
     what = f"{first['task']}, batch {first['batch']:,}, width {first['width']}"
     trained = f"after {steps} steps of width {results.parameters['accuracy_width']}"
     title = "Speed and accuracy in float32"
-    return table_of(title, f"A step of {what}; accuracy: {trained}.", columns, timed)
-
-
-def difference_text(one: AccuracyComparison, name: str) -> str:
-    """In points, above the fused implementation in float32."""
-    value = one.difference(name)
-    return MISSING if value is None else f"{100 * value:+.2f}"
+    return table_of(title, f"A step of {what}; accuracy: {trained}.", columns, rows)
 
 
 def figures(results: Results) -> Iterator[Drawn]:
-    compared = comparisons(results)
-    if not compared:
+    if not (compared := comparisons(results)):
         return
     steps, width, batch = (results.parameters[name] for name in ("steps", "accuracy_width", "accuracy_batch"))
     title = f"{results.experiment}: accuracy after {steps} steps, width {width}, batch {batch}"
@@ -207,16 +200,17 @@ def figures(results: Results) -> Iterator[Drawn]:
 
 
 def _draw(axes: Axes, compared: AccuracyComparison) -> None:
-    means, noise = compared.means, compared.noise
-    if REFERENCE in means and noise is not None:
-        middle = means[REFERENCE]
+    noise = compared.noise
+    if REFERENCE in compared.cells and noise is not None:
+        middle = compared.scores[REFERENCE].mean
         axes.axvspan(100 * (middle - noise), min(100.0, 100 * (middle + noise)), color=BAND, linewidth=0)
         axes.axvline(100 * middle, color=GREY, linewidth=0.8)
     implementations = [*dict.fromkeys(cell.point["implementation"] for cell in compared.cells.values())]
     for place, (name, cell) in enumerate(compared.cells.items()):
         index = implementations.index(cell.point["implementation"])
         look: dict[str, Any] = {"color": DEVICE_COLOURS[index], "marker": MARKERS[index]}
-        seeds, mean = 100 * compared.seeds(name), 100 * means[name]
+        one = compared.scores[name]
+        seeds, mean = [100 * score for score in one.scores.values()], 100 * one.mean
         axes.plot(seeds, [place] * len(seeds), **look, markersize=3, linestyle="", markerfacecolor="none")
         axes.plot([mean], [place], **look, markersize=6)
         add_tip(axes, mean, place, f"{name}: {mean:.2f}%")
@@ -236,18 +230,16 @@ def answer(results: Results) -> Iterator[str]:
 
 
 def short(results: Results) -> str:
-    compared = comparisons(results)
+    compared, timed = comparisons(results), _timed(results)
     is_known = [one.noise is not None and len(one.cells) > 1 and REFERENCE in one.cells for one in compared]
     if not compared or not all(is_known):
         return ""
     answer = "Yes, in part." if any(one.beyond for one in compared) else "Not beyond chance."
-    timed = _timed(results)
-    slow = {
-        ON[cell.device]: times
+    each = [
+        f"{number(times, 2)} times as long on the {ON[cell.device]}"
         for cell in timed
         if cell.point["implementation"] == "elementary" and (times := _over_fused(timed, cell))
-    }
-    each = [f"{number(times, 2)} times as long on the {where}" for where, times in slow.items()]
+    ]
     once = ", seen in one launch" if results.num_launches == 1 else ""
     return f"{answer} Elementary operations take {listed(each)} as the fused ones{once}." if each else answer
 
@@ -257,7 +249,7 @@ def _answer(compared: AccuracyComparison) -> str:
     if compared.left_out:
         missing = f" (not trained, as it would take too long: {'; '.join(map(name_of, compared.left_out))})"
     if REFERENCE not in compared.cells:
-        means, others = sorted(compared.means.values()), ""
+        means, others = sorted(one.mean for one in compared.scores.values()), ""
         if len(means) > 1:
             ends = f"{percent(means[0], 2)} to {percent(means[-1], 2)}"
             others = f"; the {len(means)} others that were trained reach {ends}"
@@ -270,7 +262,7 @@ def _answer(compared: AccuracyComparison) -> str:
     largest = f"the largest difference is {points} points ({name})" if most else "all reach the same number"
     if noise is None:
         return f"{where}: with one seed it cannot be told from chance; {largest}."
-    beyond, num_seeds = compared.beyond, len(compared.seeds(REFERENCE))
+    beyond, num_seeds = compared.beyond, len(compared.scores[REFERENCE].scores)
     verdict = f"yes, for {listed(beyond)}" if beyond else "no change beyond chance"
     unseen = "" if beyond else ", so that a smaller change would not be seen"
     return (

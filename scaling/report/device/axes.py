@@ -71,10 +71,7 @@ class TimedResult(DeviceResult):
         value, low, high, method, number = (self.row[name] for name in names)
         return Estimate(value, low, high, method, number, len(self.launches))
 
-    def mean(self, phase: str = STEP) -> tuple[float, float | None, float | None] | None:
-        return (one.median, one.low, one.high) if (one := self.estimate(phase)) else None
-
-    def fact(self, name: str) -> Any:
+    def fact(self, name: str, key: str = "value") -> Any:
         return self.row["global_batch"] if name == SAMPLES else None
 
 
@@ -90,21 +87,18 @@ class OverAxis(NamedTuple):
 
 def over_axes(rows: Sequence[Row], scatter: StudyScatter) -> Iterator[OverAxis]:
     """The sets of timed cells with enough values of an axis, of each set those on the most workers."""
-    groups = [(group, _todays(group.rows)) for group in group_rows(rows) if group.kind == "iteration"]
-    everything: list[tuple[CellGroup | None, list[Row]]]
-    everything = [(None, [row for _, members in groups for row in members])]
+    groups: list[tuple[CellGroup | None, list[Row]]] = []
+    for group in group_rows(rows):
+        todays = [row for row in group.rows if is_unchanged(row) and not is_of_older_code(row)]
+        if group.kind == "iteration":
+            groups.append((group, [{**row, BATCH: fixed_batch(row)} for row in todays]))
+    everything = [row for _, members in groups for row in members]
     for axis in (BATCH, *VARIED):
         is_inside = axis != BATCH and not COLUMNS[axis].shared & Shared.GROUP
-        for group, members in groups if is_inside else everything:
+        for one, members in (*groups,) if is_inside else ((None, everything),):
             cells, untimed = _cells(axis, members, scatter)
             if cells:
-                yield OverAxis(axis, _results(axis, cells, group), group, untimed)
-
-
-def _todays(rows: Iterable[Row]) -> list[Row]:
-    return [
-        {**row, BATCH: fixed_batch(row)} for row in rows if is_unchanged(row) and not is_of_older_code(row)
-    ]
+                yield OverAxis(axis, _results(axis, cells, one), one, untimed)
 
 
 def _cells(axis: str, todays: Sequence[Row], scatter: StudyScatter) -> tuple[list[TimedResult], list[Any]]:
@@ -169,23 +163,12 @@ def _results(axis: str, cells: Sequence[DeviceResult], group: CellGroup | None) 
     what += f" ({title_of(group.given)})" if group else ""
     found = Fastest(f"{what}: ", axis, by, f"for {at}" if at else "", {})
     rows = FastestRows("", axis, by, line[0] if line and is_number else "", STATISTIC)
-    return Results(
-        f"A step by {of}",
-        axis,
-        {},
-        [*cells],
-        [],
-        None,
-        "",
-        Report("", (axis,), (drawn,), (rows,), findings=(found,), order=_order(cells, (axis, *by))),
-    )
-
-
-def _order(cells: Sequence[DeviceResult], names: Iterable[str]) -> dict[str, tuple[Any, ...]]:
-    """As they are in the summary; what exchanges nothing last, since the first line is what others are
-    compared with."""
+    # As they are in the summary; what exchanges nothing last, since the first line is what others are
+    # compared with.
     last = sorted(cells, key=lambda cell: is_control_arm({"aggregator": cell.point.get("aggregator", "")}))
-    return {name: tuple(dict.fromkeys(cell.value(name) for cell in last)) for name in names}
+    order = {name: tuple(dict.fromkeys(cell.value(name) for cell in last)) for name in (axis, *by)}
+    report = Report("", (axis,), (drawn,), (rows,), findings=(found,), order=order)
+    return Results(f"A step by {of}", axis, {}, [*cells], [], None, "", report)
 
 
 def words(axis: str) -> str:

@@ -41,7 +41,12 @@ def times_of(differences: Sequence[Difference]) -> str:
     ratios = [difference.ratio for difference in differences]
     low, high = times(min(ratios)), times(max(ratios))
     shown = high if low == high else f"{low.removesuffix(' times')} to {high}"
-    doubts = _doubts(differences)
+    p_values = adjusted([1.0 if (p := difference.p_value) is None else p for difference in differences])
+    doubts = [
+        TIE if difference.is_same() else UNDECIDED
+        for difference, p in zip(differences, p_values, strict=True)
+        if difference.error is not None and p >= 1 - CONFIDENCE
+    ]
     counts = [(word, doubts.count(word)) for word in (TIE, UNDECIDED) if word in doubts]
     if not counts:
         return shown
@@ -50,57 +55,50 @@ def times_of(differences: Sequence[Difference]) -> str:
     return f"{shown} ({', '.join(f'{word} for {count}' for word, count in counts)} of {len(differences)})"
 
 
-def _doubts(differences: Sequence[Difference]) -> list[str]:
-    """Of each: "" where the launches tell a difference, or where there is one launch."""
-    p_values = [1.0 if (p := difference.p_value) is None else p for difference in differences]
-    return [
-        "" if difference.error is None or p < 1 - CONFIDENCE else TIE if difference.is_same() else UNDECIDED
-        for difference, p in zip(differences, adjusted(p_values), strict=True)
-    ]
-
-
 def spread(values: Sequence[float]) -> str:
     decimals = 0 if all(value == int(value) for value in values) else 1
-    ends = (f"{value:,.{0 if value >= 9.95 else decimals}f}" for value in (min(values), max(values)))
+    ordered = sorted(values)
+    least_and_most = (*ordered[:1], *ordered[-1:])
+    ends = (f"{value:,.{0 if value >= 9.95 else decimals}f}" for value in least_and_most)
     return " to ".join(dict.fromkeys(ends))
-
-
-def is_longer(difference: Difference | None) -> bool:
-    """Whether the second cell took longer: the launches show it, or a single one was seen so."""
-    if difference is None:
-        return False
-    return difference.log_ratio > 0 if difference.error is None else difference.is_larger
 
 
 def least(cells: Sequence[DeviceResult]) -> list[DeviceResult]:
     """The cell with the least time of a sample, then those that the launches do not show to take longer."""
     ordered = sorted((cell for cell in cells if cell.estimate()), key=lambda cell: cell.sample_s)
-    differences = [(cell, over_samples(ordered[0], cell)) for cell in ordered[1:]]
+    differences = [(cell, ordered[0].over_samples(cell)) for cell in ordered[1:]]
     open_ones = [cell for cell, d in differences if d is not None and d.error is not None and not d.is_larger]
     return [*ordered[:1], *open_ones]
 
 
 def least_text(cells: Sequence[DeviceResult], names: Sequence[str]) -> str:
     """`A`; `A or B (a tie within 3%)`; `A or B (undecided)`: what `least` gives, by its names."""
-    every = [over_samples(cells[0], cell) for cell in cells[1:]]
+    every = [cells[0].over_samples(cell) for cell in cells[1:]]
     doubt = TIE if all(difference is not None and difference.is_same() for difference in every) else UNDECIDED
     return f"{listed([*names], 'or')} ({doubt})" if every else names[0]
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Where along an axis the time of a sample comes near the least one."""
+    """Where along an axis the time of a sample comes near the least one.
+
+    Attributes:
+        gain: how many times as long it takes at the axis's start.
+        is_bound: whether it may be further along, as nothing further was measured.
+    """
 
     possible: DeviceResult
     shown: DeviceResult
     best: DeviceResult
+    gain: Difference | None = None
+    is_bound: bool = False
 
-    def text(self, x: str, *, is_bound: bool = False) -> str:
+    def text(self, x: str) -> str:
         """`8`; `4 to 8 (undecided)`; of a lower bound `at least 8`, `4 to 8 or more (undecided)`."""
         first, last = self.possible.value(x), self.shown.value(x)
         if first == last:
-            return f"at least {last:,}" if is_bound else f"{last:,}"
-        return f"{first:,} to {last:,}{' or more' if is_bound else ''} ({UNDECIDED})"
+            return f"at least {last:,}" if self.is_bound else f"{last:,}"
+        return f"{first:,} to {last:,}{' or more' if self.is_bound else ''} ({UNDECIDED})"
 
 
 def reached(cells: Sequence[DeviceResult], x: str, ratio: float) -> Reached | None:
@@ -111,38 +109,43 @@ def reached(cells: Sequence[DeviceResult], x: str, ratio: float) -> Reached | No
     best = min(timed, key=lambda cell: cell.sample_s)
     bounds = []
     for cell in timed:
-        difference = None if cell is best else over_samples(best, cell)
-        half = (difference.half_width() or 0.0) if difference else 0.0
-        log_ratio = difference.log_ratio if difference else 0.0
+        difference = None if cell is best else best.over_samples(cell)
+        log_ratio, half = (difference.log_ratio, difference.half_width() or 0.0) if difference else (0.0, 0.0)
         bounds.append((cell, log_ratio - half, log_ratio + half))
     most = math.log(ratio)
     possible = next(cell for cell, low, _ in bounds if low <= most)
     return Reached(possible, next(cell for cell, _, high in bounds if high <= most), best)
 
 
-def over_samples(first: DeviceResult, second: DeviceResult) -> Difference | None:
-    factor = math.log(first.num_samples / second.num_samples)
-    return first.difference(second, log_factor=factor)
-
-
 @dataclass(frozen=True)
 class Crossing:
-    at: float | None
-    low: float | None
-    high: float | None
-    has_interval: bool
+    """From where on along an axis, measured from `first` to `last`, one takes less time than another.
+
+    Attributes:
+        at: 0 where it does at every measured point, infinity where at none.
+        ends: of its 95% interval, likewise; None without one.
+    """
+
+    at: float
+    ends: tuple[float, float] | None
     first: float
     last: float
-    wins: str
-    is_decided: bool = True
+
+    @property
+    def is_between(self) -> bool:
+        return 0 < self.at < math.inf
+
+    @property
+    def is_decided(self) -> bool:
+        return self.is_between or self.ends is None or self.ends[0] == self.ends[1]
 
     @property
     def bounds(self) -> str:
         """` [210, 410]`, where an open end names the last measured point; "" without an interval."""
-        if not self.has_interval:
+        if self.ends is None:
             return ""
-        low = f"below {self.first:,.0f}" if self.low is None else rounded(self.low)
-        high = f"above {self.last:,.0f}" if self.high is None else rounded(self.high)
+        low = rounded(self.ends[0]) if self.ends[0] else f"below {self.first:,.0f}"
+        high = rounded(self.ends[1]) if self.ends[1] < math.inf else f"above {self.last:,.0f}"
         return f" [{low}, {high}]"
 
 
@@ -152,25 +155,23 @@ def crossing(differences: Mapping[float, Difference | None]) -> Crossing | None:
     if not known:
         return None
     points, ratios = [*known], [difference.log_ratio for difference in known.values()]
-    at, wins = _solve(points, ratios)
-    half_widths = [half for difference in known.values() if (half := difference.half_width()) is not None]
-    if len(half_widths) < len(points):
-        return Crossing(at, None, None, False, points[0], points[-1], wins)
-    # The most favourable ratios cross first.
-    low, most = _solve(points, [ratio + half for ratio, half in zip(ratios, half_widths, strict=True)])
-    high, fewest = _solve(points, [ratio - half for ratio, half in zip(ratios, half_widths, strict=True)])
-    return Crossing(at, low, high, True, points[0], points[-1], wins, wins == "from" or most == fewest)
+    halves = [half for difference in known.values() if (half := difference.half_width()) is not None]
+    ends = None
+    if len(halves) == len(points):
+        # The most favourable ratios cross first.
+        low, high = (
+            [ratio + sign * half for ratio, half in zip(ratios, halves, strict=True)] for sign in (1, -1)
+        )
+        ends = _solve(points, low), _solve(points, high)
+    return Crossing(_solve(points, ratios), ends, points[0], points[-1])
 
 
-def _solve(points: Sequence[float], log_ratios: Sequence[float]) -> tuple[float | None, str]:
-    losing = [index for index, log_ratio in enumerate(log_ratios) if log_ratio <= 0.0]
-    if not losing:
-        return None, "everywhere"
-    last = losing[-1]
-    if last == len(points) - 1:
-        return None, "nowhere"
+def _solve(points: Sequence[float], log_ratios: Sequence[float]) -> float:
+    last = max((index for index, log_ratio in enumerate(log_ratios) if log_ratio <= 0.0), default=-1)
+    if last in (-1, len(points) - 1):
+        return 0.0 if last == -1 else math.inf
     share = -log_ratios[last] / (log_ratios[last + 1] - log_ratios[last])
-    return points[last] * (points[last + 1] / points[last]) ** share, "from"
+    return points[last] * (points[last + 1] / points[last]) ** share
 
 
 def rounded(value: float) -> str:
@@ -184,8 +185,8 @@ def crossing_text(break_even: Crossing | None, unit: str = "") -> str:
     """`from width 300 [210, 410] on`, or at every or no measured point, or that nothing was measured."""
     if break_even is None:
         return "not measured"
-    if break_even.at is None:
-        which = "every" if break_even.wins == "everywhere" else "no"
+    if not break_even.is_between:
+        which = "no" if break_even.at else "every"
         doubt = "" if break_even.is_decided else f"; {UNDECIDED} at some"
         points = f"{break_even.first:,.0f} to {break_even.last:,.0f}"
         return f"at {which} measured {unit or 'point'} ({points}{doubt})"

@@ -1,4 +1,4 @@
-"""The figures that a device study declares: lines, bars, points, and a map of where the GPU takes less."""
+"""The figures that a device study declares: lines and bars."""
 
 from __future__ import annotations
 
@@ -16,40 +16,32 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from scaling.device_studies.declaration import Bars, BreakEven, BreakEvenMap, Lines, Panels, Variant
-from scaling.report.device.comparisons import Crossing, rounded, times
-from scaling.report.device.findings import crossings, ratios
-from scaling.report.device.results import DeviceResult, Results
+from scaling.device_studies.declaration import Bars, Lines, Panels, Variant
+from scaling.report.device.results import DeviceResult, Results, fastest
 from scaling.report.figures.parts import (
     BLACK,
-    BLUE,
     DEVICE_COLOURS,
     GREY,
-    VERMILLION,
     LineStyle,
     add_tip,
     legend_below,
+    name_bars,
     new_figure,
 )
 
 Floats = npt.NDArray[np.float64]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 ROW_HEIGHT = 2.3
-MARGIN = 1.9  # room beyond the outermost points of a map, as a factor
 Panel = tuple[str, Panels, list[DeviceResult]]  # title, axis and cells
-
-
-def _panels(title: str, height: float, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:
-    figure = new_figure(title, height)
-    return figure, figure.subplots(rows, columns, squeeze=False, **how)
 
 
 def stacked(title: str, sizes: dict[str, int], row: float, room: float) -> tuple[Figure, list[Axes]]:
     heights = [room + size for size in sizes.values()]
-    figure, panels = _panels(title, 1.0 + row * sum(heights), len(sizes), height_ratios=heights)
-    for axes, name in zip(panels[:, 0], sizes, strict=True):
+    figure = new_figure(title, 1.0 + row * sum(heights))
+    panels = [*figure.subplots(len(sizes), squeeze=False, height_ratios=heights)[:, 0]]
+    for axes, name in zip(panels, sizes, strict=True):
         axes.set_title(name, loc="left")
-    return figure, list(panels[:, 0])
+    return figure, panels
 
 
 @dataclass(frozen=True)
@@ -89,25 +81,27 @@ def points_of(
 ) -> tuple[Floats, Floats]:
     """x, and [3, points] of the values with their intervals' ends; NaN where there is none."""
     ordered = sorted(cells, key=lambda cell: cell.value(panel.x) or 0)
+    is_relative = declared.over_first or declared.over is not None
     ends = []
     for cell in ordered:
         three: tuple[float | None, ...] = (None,) * 3
-        if declared.over_first:
-            first = ordered[0]
-            difference = None if cell is first else cell.difference(first, panel.phase)
-            if difference:
-                three = (difference.ratio, *(difference.interval or (None, None)))
-            elif cell is first and cell.estimate(panel.phase):
+        estimate = cell.estimate(panel.phase)
+        if is_relative:
+            same = {name: cell.value(name) for name in results.report.named}
+            base = fastest(results.where({**declared.over, **same})) if declared.over else ordered[0]
+            if estimate and cell is base:
                 three = (1.0, 1.0, 1.0)
+            elif difference := cell.difference(base, panel.phase) if base else None:
+                three = (difference.ratio, *(difference.interval or (None, None)))
         elif declared.per:
             three = cell.mean(panel.phase) or three
-        elif estimate := cell.estimate(panel.phase):
+        elif estimate:
             three = (estimate.median, estimate.low, estimate.high)
         ends.append(three)
     values = np.array(ends, dtype=np.float64).reshape(-1, 3).T
     if declared.per:
         values = np.array([cell.value(declared.per) or np.nan for cell in ordered]) / values[[0, 2, 1]]
-    elif not declared.over_first:
+    elif not is_relative:
         values = declared.scale * values
     at = [panel.scale * (cell.value(panel.x) or 0) for cell in ordered]
     return np.array(at, dtype=np.float64), values
@@ -130,13 +124,15 @@ def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
         return None
     columns = min(declared.columns, len(panels))
     rows = math.ceil(len(panels) / columns)
-    height = 0.9 + (ROW_HEIGHT if len(panels) > 1 else 3.6) * rows
-    figure, grid = _panels(title, height, rows, columns, sharey="row" if columns > 2 else False)
+    figure = new_figure(title, 0.9 + (ROW_HEIGHT if len(panels) > 1 else 3.6) * rows)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey="row" if columns > 2 else False)
     looks = hues(variants)
     if declared.over_first:
         at = sorted({float(cell.value(panels[0][1].x)) for cell in timed})
         for axes in grid.flat:
             axes.plot(at, [x / at[0] for x in at], color=GREY, linestyle=(0, (5, 2)), linewidth=1.0)
+    for axes in grid.flat if declared.over else ():
+        axes.axhline(1.0, color=GREY, linewidth=0.8)
     for axes, (name, panel, cells) in zip(grid.flat, panels, strict=False):
         for variant, hue in zip(variants, looks, strict=True):
             found = results.where(variant.where, cells)
@@ -198,79 +194,20 @@ def draw_bars(declared: Bars, results: Results, title: str) -> Figure | None:
     colours = dict(zip(values, cycle(DEVICE_COLOURS), strict=False))
     for axes, cells in zip(panels, groups.values(), strict=True):
         for place, cell in enumerate(cells):
-            _bar(axes, place, cell, colours[cell.value(declared.colour)], declared.mark)
-        axes.set_yticks(range(len(cells)), [results.text(declared.bar, cell).strip() for cell in cells])
+            if estimate := cell.estimate():
+                ms, low, high = 1e3 * np.array([estimate.median, estimate.low, estimate.high], np.float64)
+                axes.barh(place, ms, height=0.72, color=colours[cell.value(declared.colour)])
+                axes.plot([low, high], [place] * 2, color=BLACK, linewidth=0.9)
+                if mark := cell.estimate(declared.mark):
+                    ends = [place - 0.36, place + 0.36]
+                    axes.plot([1e3 * mark.median] * 2, ends, color="white", linewidth=1.4)
+                add_tip(axes, ms, place, f"{ms:.3g} ms")
+        name_bars(axes, range(len(cells)), [results.text(declared.bar, cell).strip() for cell in cells], "")
         axes.invert_yaxis()
         axes.set_xlim(left=0)
-        axes.grid(visible=False, axis="y")
     panels[-1].set_xlabel("ms")
     legend_below(figure, [Patch(facecolor=colours[value], label=results.label(value)) for value in values])
     return figure
 
 
-def _bar(axes: Axes, place: int, cell: DeviceResult, colour: str, mark: str) -> None:
-    estimate = cell.estimate()
-    assert estimate is not None
-    ms = 1e3 * estimate.median
-    axes.barh(place, ms, height=0.72, color=colour)
-    if estimate.low is not None and estimate.high is not None:
-        axes.plot([1e3 * estimate.low, 1e3 * estimate.high], [place] * 2, color=BLACK, linewidth=0.9)
-    if mark and cell.estimate(mark):
-        axes.plot([1e3 * cell.median(mark)] * 2, [place - 0.36, place + 0.36], color="white", linewidth=1.4)
-    add_tip(axes, ms, place, f"{ms:.3g} ms")
-
-
-def draw_map(declared: BreakEvenMap, results: Results, title: str) -> Figure | None:
-    if not results.gpu_arms:
-        return None
-    cells = results.where(declared.where)
-    figure, grid = _panels(title, 0.9 + 3.4 * len(results.gpu_arms), len(results.gpu_arms))
-    xs, ys = ([*results.grouped(cells, name)] for name in (declared.x, declared.y))
-    answer = BreakEven("", declared.y, where=declared.where, by=declared.x)
-    for axes, arm in zip(grid[:, 0], results.gpu_arms, strict=True):
-        log_axes(axes, declared.x, declared.y)
-        axes.set_xlim(xs[0] / MARGIN, xs[-1] * MARGIN**2)
-        axes.set_ylim(ys[0] / MARGIN, ys[-1] * MARGIN)
-        axes.set_xticks(xs, labels=[f"{x:,}" for x in xs])
-        axes.set_yticks(ys, labels=[f"{y:,}" for y in ys])
-        found = ratios(results, cells, arm.where, {"device": "cpu"}, (declared.x, declared.y))
-        for (x, y), difference in found.items():
-            _ratio(axes, x, y, difference.ratio if difference else None)
-        _break_even_line(axes, crossings(answer, results, arm))
-        axes.set_title(f"{arm.name} against the CPU threads of least time", loc="left")
-    line = Line2D([], [], color=BLACK, marker="D", markersize=4, label="break-even, with its 95% interval")
-    gpu = Patch(color=VERMILLION, label="CPU / GPU: less time on the GPU")
-    legend_below(figure, [line, gpu, Patch(color=BLUE, label="on the CPU")])
-    return figure
-
-
-def _ratio(axes: Axes, x: float, y: float, ratio: float | None) -> None:
-    if ratio is None:
-        axes.plot([x], [y], marker="x", color=GREY, markersize=4)
-        return
-    colour = VERMILLION if ratio > 1 else BLUE
-    axes.plot([x], [y], marker="o", color=colour, markersize=2.5)
-    offset: Any = {"textcoords": "offset points", "xytext": (6, 0), "verticalalignment": "center"}
-    text = times(ratio).removesuffix(" times")
-    axes.annotate(text, (x, y), color=colour, fontsize=8, fontweight="bold", zorder=4, **offset)
-    add_tip(axes, x, y, f"{x:,}, {y:,}: CPU time / GPU time = {ratio:.3g}")
-
-
-def _break_even_line(axes: Axes, found: dict[Any, Crossing | None]) -> None:
-    known = [(x, one.at, one) for x, one in found.items() if one and one.at is not None]
-    look: dict[str, Any] = {"color": BLACK, "zorder": 3}
-    xs, ys = [x for x, _, _ in known], [y for _, y, _ in known]
-    axes.plot(xs, ys, marker="D", markersize=4, linewidth=1.2, **look)
-    floor, ceiling = axes.get_ylim()
-    for x, y, one in known:
-        add_tip(axes, x, y, f"{x:,}: from {rounded(y)}{one.bounds} on")
-        if one.has_interval:
-            ends = (floor if one.low is None else one.low, ceiling if one.high is None else one.high)
-            axes.plot([x, x], ends, linewidth=5, alpha=0.35, color=GREY)
-
-
-DRAWN: dict[type, Callable[[Any, Results, str], Figure | None]] = {
-    Lines: draw_lines,
-    Bars: draw_bars,
-    BreakEvenMap: draw_map,
-}
+DRAWN: dict[type, Callable[[Any, Results, str], Figure | None]] = {Lines: draw_lines, Bars: draw_bars}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scaling.analysis.columns import by_key
@@ -26,7 +28,6 @@ from scaling.report.device.comparisons import (
     finding,
     least,
     least_text,
-    over_samples,
     reached,
     rounded,
     spread,
@@ -52,27 +53,25 @@ def ratios(
     return found
 
 
-def crossings(declared: BreakEven, results: Results, first: Variant) -> dict[Any, Crossing | None]:
-    """Value of `by` -> from where on the first takes less time; without `by` of all cells, under None."""
+def crossings(declared: BreakEven, results: Results) -> dict[str, dict[Any, Crossing | None]]:
+    """Arm of the GPU, or "" for all threads -> value of `by` -> from where on it takes less time; without
+    `by` of all cells, under None."""
+    firsts, than = [*(declared.first or results.gpu_arms)], declared.than
+    if declared.threads:
+        counts = sorted({cell.threads for cell in results.where(than)})
+        than = {**than, "threads": counts[:1]}
+        is_said = len(counts) > 1 and not results.gpu_arms
+        firsts = [Variant("", {**declared.than, "threads": counts[-1]})] if is_said else []
     cells = results.where(declared.where)
     groups = results.grouped(cells, declared.by) if declared.by else {None: cells}
-    than = declared.than
-    if declared.threads:
-        than = {"device": "cpu", "threads": min(cell.threads for cell in results.where({"device": "cpu"}))}
     return {
-        value: crossing(ratios(results, same, first.where, than, [declared.x]))
-        for value, same in groups.items()
+        first.name: {
+            value: crossing(ratios(results, same, first.where, than, [declared.x]))
+            for value, same in groups.items()
+        }
+        for first in firsts
+        if results.where(first.where)
     }
-
-
-def firsts(declared: BreakEven, results: Results) -> list[Variant]:
-    """What is compared with the others: arms of the GPU, or all threads."""
-    if declared.threads:
-        counts = {cell.threads for cell in results.where({"device": "cpu"})}
-        if len(counts) < 2 or results.gpu_arms:
-            return []
-        return [Variant("", {"device": "cpu", "threads": max(counts)})]
-    return [arm for arm in declared.first or results.gpu_arms if results.where(arm.where)]
 
 
 def _break_even(declared: BreakEven, results: Results) -> Iterator[str]:
@@ -80,31 +79,29 @@ def _break_even(declared: BreakEven, results: Results) -> Iterator[str]:
     if len(results.grouped(cells, declared.x)) < 2:
         return
     clauses = []
-    for first in firsts(declared, results):
-        found = crossings(declared, results, first)
+    for name, found in crossings(declared, results).items():
         groups = by_key(found, lambda value, of=found: crossing_text(of[value], declared.unit))  # type: ignore[misc]
-        name = f"{first.name}, " if first.name and declared.by else f"{first.name} ".lstrip()
         at = {
             text: f"at {declared.by} {listed([*map(results.label, values)])} " if declared.by else ""
             for text, values in groups.items()
         }
-        clauses.append(name + "; ".join(f"{where}{text}" for text, where in at.items()))
-    threads = sorted({cell.threads for cell in results.where(declared.than)})
-    more = {"fewest": threads[0], "most": threads[-1]} if threads else {}
+        before = f"{name}, " if name and declared.by else f"{name} ".lstrip()
+        clauses.append(before + "; ".join(f"{where}{text}" for text, where in at.items()))
     cell = next(iter(results.where(declared.than, cells)), None)
-    yield from finding(results, results.text(declared.text, cell, **more), clauses)
+    ends = results.ends("threads", results.where(declared.than))
+    yield from finding(results, results.text(declared.text, cell, **ends), clauses)
 
 
 def _short_break_even(declared: BreakEven, results: Results) -> str:
     """From where on the first take less at every value of `by`; "" where that is nowhere, or not known."""
     clauses = []
-    for first in firsts(declared, results):
-        every = [*crossings(declared, results, first).values()]
-        if any(found is None or found.wins == "nowhere" or not found.is_decided for found in every):
+    for name, each in crossings(declared, results).items():
+        every = [found for found in each.values() if found and found.at < math.inf and found.is_decided]
+        if len(every) < len(each):
             return ""
-        points = [found.at for found in every if found and found.at is not None]
+        points = [found.at for found in every if found.at]
         start = f"from {declared.unit} {rounded(max(points))} on" if points else ""
-        clauses.append(f"{first.name} {start or f'at every measured {declared.unit}'}")
+        clauses.append(f"{name} {start or f'at every measured {declared.unit}'}")
     return f"At every measured {declared.by}, {' and '.join(clauses)}." if clauses and declared.by else ""
 
 
@@ -128,66 +125,49 @@ def needs(declared: Enough, results: Results, arm: Variant) -> dict[Any, Reached
     """Value of `by` -> what is enough there, where it is known."""
     found = {}
     for value, cells in results.grouped(results.where(arm.where), declared.by).items():
-        need = enough(declared, cells)
-        if need and ("{times}" not in declared.bracket or _gain(declared, results, need)):
-            found[value] = need
+        if need := enough(declared, cells):
+            along = results.along(need.shown, declared.x)
+            gain = need.shown.difference(along[0])
+            largest = [cell for cell in along if cell.estimate()][-1]
+            is_bound = declared.is_bound and largest is need.shown
+            if gain or "{times}" not in declared.bracket:
+                found[value] = replace(need, gain=gain, is_bound=is_bound)
     return found
-
-
-def _gain(declared: Enough, results: Results, need: Reached) -> Difference | None:
-    return need.shown.difference(results.first_along(need.shown, declared.x))
-
-
-def _is_largest(declared: Enough, results: Results, need: Reached) -> bool:
-    """Whether no larger value was measured: then a larger one may be needed."""
-    others = {**need.shown.point, "device": need.shown.device}
-    others.pop(declared.x, None)
-    larger = [cell.value(declared.x) for cell in results.where(others) if cell.estimate()]
-    return declared.is_bound and bool(need.shown.value(declared.x) == max(larger))
 
 
 def _enough(declared: Enough, results: Results) -> Iterator[str]:
     clauses, missing = [], []
     every_value = [*results.grouped(results.cells, declared.by)]
-    counts = _counts(declared, results)
+    ends = results.ends(declared.x)
     for arm in _arms(declared, results):
         known, each = needs(declared, results, arm), []
         for value, need in known.items():
-            gain = _gain(declared, results, need) if "{times}" in declared.bracket else None
-            bracket = declared.bracket.format(
-                per_s=number(need.best.samples_per_s), times=times_of([gain]) if gain else "", **counts
-            )
-            text = need.text(declared.x, is_bound=_is_largest(declared, results, need))
-            each.append(f"{value} {text} ({bracket})")
+            times = times_of([need.gain]) if need.gain else ""
+            bracket = declared.bracket.format(per_s=number(need.best.per_s()), times=times, **ends)
+            each.append(f"{value} {need.text(declared.x)} ({bracket})")
         clauses += [f"on the {arm.name}: {', '.join(each)}"] if each else []
         if without := [value for value in every_value if value not in known]:
             every = f"every {results.label(declared.by)}" if not known else ""
             missing.append(f"on the {arm.name} for {every or listed(without)}")
-    yield from finding(results, results.text(declared.text, **counts), clauses)
+    yield from finding(results, results.text(declared.text, **ends), clauses)
     if missing:
         yield f"Not answered, as points are missing, {'; '.join(missing)}."
-    if declared.ahead:
-        each = [f"{value} {times_of([ratio])}" for value, ratio in ahead(declared, results).items()]
-        yield from finding(results, declared.ahead, each)
-
-
-def _counts(declared: Enough, results: Results) -> dict[str, Any]:
-    every = [cell.value(declared.x) for cell in results.cells]
-    return {"least": min(every), "most": max(every)}
+    each = [f"{value} {times_of([ratio])}" for value, ratio in ahead(declared, results).items()]
+    yield from finding(results, declared.ahead, each)
 
 
 def ahead(declared: Enough, results: Results) -> dict[Any, Difference]:
-    """Value of `by` -> the least time of a sample on the CPU over the GPU's, where all arms are known."""
-    known = {arm: needs(declared, results, arm) for arm in results.arms}
+    """Value of `by` -> the least time of a sample on the CPU over the GPU's, where all arms are known; none
+    where it is not to be said."""
+    arms = results.arms if declared.ahead else []
+    known = [(arm.where["device"], needs(declared, results, arm)) for arm in arms]
     found = {}
     for value in results.grouped(results.cells, declared.by):
-        sides = [
-            [known[arm][value].best for arm in known if arm.where["device"] == device and value in known[arm]]
-            for device in ("cpu", "cuda")
-        ]
-        if all(sides) and len(sides[0]) + len(sides[1]) == len(known):
+        best = [(on, each[value].best) for on, each in known if value in each]
+        sides = [[cell for on, cell in best if on == device] for device in ("cpu", "cuda")]
+        if all(sides) and len(best) == len(known):
             cpu, gpu = (min(side, key=lambda cell: cell.sample_s) for side in sides)
-            if difference := over_samples(gpu, cpu):
+            if difference := gpu.over_samples(cpu):
                 found[value] = difference
     return found
 
@@ -202,15 +182,15 @@ def _short_enough(declared: Enough, results: Results) -> str:
         if not each:
             continue
         num_values = max(num_values, *map(len, known))
-        more = " or more" if any(_is_largest(declared, results, need) for need in each) else ""
-        gains = [gain.ratio for need in each if (gain := _gain(declared, results, need))]
+        more = " or more" if any(need.is_bound for need in each) else ""
         enough_of = spread([need.shown.value(declared.x) for need in each]) + more
-        values = {"enough": enough_of, "times": spread(gains) if gains else "", "on": device.name}
-        clauses.append(declared.short.format(**values, **_counts(declared, results)))
+        times = spread([need.gain.ratio for need in each if need.gain])
+        values = {"enough": enough_of, "times": times, "on": device.name, **results.ends(declared.x)}
+        clauses.append(declared.short.format(**values))
     if not clauses:
         return ""
-    ratios_ = [ratio.ratio for ratio in ahead(declared, results).values()] if declared.ahead else []
-    longer = f"; a sample then takes {spread(ratios_)} times as long on the CPU" if ratios_ else ""
+    ratios_ = spread([ratio.ratio for ratio in ahead(declared, results).values()])
+    longer = f"; a sample then takes {ratios_} times as long on the CPU" if ratios_ else ""
     counted = f" ({num_values} {results.label(declared.by)}s)" if num_values > 1 else ""
     return f"{declared.before}{' and '.join(clauses)}{counted}{longer}."
 
@@ -245,7 +225,7 @@ def _other(
     choices = results.grouped(results.where(declared.where), declared.choice)
     others = [cell for cell in cells if cell.estimate() and cell not in best]
     is_clear = len(choices) == 2 and len(best) == len(others) == 1
-    difference = over_samples(best[0], others[0]) if is_clear else None
+    difference = best[0].over_samples(others[0]) if is_clear else None
     return (results.label(others[0].value(declared.choice)), difference) if difference else None
 
 
@@ -261,8 +241,8 @@ def _short_fastest(declared: Fastest, results: Results) -> str:
         choices = results.grouped(best[0], declared.choice)
         common = [results.label(value) for value in choices if value in everywhere]
         found = [_other(declared, results, *pair) for pair in zip(best, groups, strict=True)]
-        times = [other[1].ratio for other in found if other]
-        longer = f" (the other {spread(times)} times as long)" if times else ""
+        times = spread([other[1].ratio for other in found if other])
+        longer = f" (the other {times} times as long)" if times else ""
         names = {"choice": listed(common, "or"), "on": device.name}
         clauses += [declared.short.format(**names) + longer] if common and declared.short else []
     text = "; ".join(clauses)
@@ -309,7 +289,7 @@ def _item(
     else:
         both = [*results.where(declared.over, cells), *results.where(of, cells)]
         text = times_of([*known.values()])
-        if len(known) < len(results.grouped(both, *declared.at)) and len(declared.at) == 1:
+        if len(declared.at) == 1 and len(known) < len(results.grouped(both, *declared.at)):
             text += f" at {declared.at[0]} {listed([*map(results.label, known)])}"
     if declared.error:
         label += f" (relative error up to {_largest(declared, results.where(of, wanted))})"
@@ -325,20 +305,24 @@ def _noted(declared: Noted, results: Results) -> Iterator[str]:
     return (results.text(declared.text, cell) for cell in results.cells if declared.only(cell))
 
 
-SAID: dict[type, tuple[Callable[[Any, Results], Iterator[str]], Callable[[Any, Results], str]]] = {
-    BreakEven: (_break_even, _short_break_even),
-    Enough: (_enough, _short_enough),
-    Fastest: (_fastest, _short_fastest),
-    Times: (_times, lambda *_: ""),
-    Noted: (_noted, lambda *_: ""),
+SAID: dict[type, Callable[[Any, Results], Iterator[str]]] = {
+    BreakEven: _break_even,
+    Enough: _enough,
+    Fastest: _fastest,
+    Times: _times,
+    Noted: _noted,
 }
-"""Kind of a finding -> its sentences, and the short answer."""
+SHORT: dict[type, Callable[[Any, Results], str]] = {
+    BreakEven: _short_break_even,
+    Enough: _short_enough,
+    Fastest: _short_fastest,
+}
 
 
 def sentences(declared: Sequence[Finding], results: Results) -> Iterator[str]:
     for one in declared:
-        yield from SAID[type(one)][0](one, results)
+        yield from SAID[type(one)](one, results)
 
 
 def short_answer(declared: Sequence[Finding], results: Results) -> str:
-    return " ".join(filter(None, (SAID[type(one)][1](one, results) for one in declared)))
+    return " ".join(filter(None, (SHORT[type(one)](one, results) for one in declared if type(one) in SHORT)))

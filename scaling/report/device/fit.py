@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from scaling.analysis.study_scatter import CellTimes, study_scatter
-from scaling.device_studies.declaration import Variant
-from scaling.report.device.comparisons import finding, is_longer, rounded
+from scaling.report.device.comparisons import finding, rounded
 from scaling.report.device.drawing import hues, log_axes
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures.base import Drawn
@@ -25,66 +23,30 @@ from scaling.report.formats import listed, milliseconds, number
 
 Grid = NDArray[np.float64]
 EXTENT = 3.0
+VERBS = {"capture": "capturing", "compile": "compiling"}
 
 
-@dataclass(frozen=True)
-class FitTraining:
-    arm: Variant
-    cell: DeviceResult
-
-    @property
-    def seconds(self) -> float:
-        return self.cell.median("train")
-
-    @property
-    def _making(self) -> str:
-        return "capture" if "capture" in self.cell.phases else "compile"
-
-    @property
-    def made_s(self) -> float | None:
-        """Seconds of compiling or capturing, which come on top; None where nothing is made."""
-        estimate = self.cell.estimate(self._making)
-        return estimate.median if estimate else None
-
-    @property
-    def total_s(self) -> float:
-        return self.seconds + (self.made_s or 0.0)
-
-    @property
-    def times(self) -> CellTimes:
-        made = self.cell.seconds(self._making)
-        totals: dict[Hashable, float] = {
-            repeat: median(seconds) + median(made.get(repeat, [0.0]))
-            for repeat, seconds in self.cell.seconds("train").items()
-        }
-        return CellTimes(self.cell.device, totals)
-
-    @property
-    def epochs(self) -> int:
-        return int(self.cell.fact("epochs"))
-
-    @property
-    def losses(self) -> tuple[list[float], list[float]]:
-        """(epochs, the mean squared error before the update of each)."""
-        return next(((row["x"], row["y"]) for row in self.cell.facts("loss") if "x" in row), ([], []))
-
-    @property
-    def fit(self) -> Grid | None:
-        rows = next((row["grid"] for row in self.cell.facts("fit") if "grid" in row), None)
-        return None if rows is None else np.asarray(rows, dtype=float)
-
-    @property
-    def verb(self) -> str:
-        return "capturing" if self._making == "capture" else "compiling"
+def made_s(cell: DeviceResult) -> float:
+    """Seconds of compiling or capturing, which come on top; 0 where nothing is made."""
+    return sum(cell.median(phase) for phase in VERBS if phase in cell.phases)
 
 
-def trainings(results: Results) -> list[FitTraining]:
-    return [
-        FitTraining(arm, cell)
+def total_s(cell: DeviceResult) -> float:
+    return cell.median("train") + made_s(cell)
+
+
+def verb(cell: DeviceResult) -> str:
+    return next((said for phase, said in VERBS.items() if phase in cell.phases), "")
+
+
+def trainings(results: Results) -> dict[str, DeviceResult]:
+    """Arm -> the cell with its complete training."""
+    return {
+        arm.name: cell
         for arm in results.arms
         for cell in results.where(arm.where)
         if cell.estimate("train") and cell.fact("rms_residual") is not None
-    ]
+    }
 
 
 def surface(side: int) -> Grid:
@@ -113,19 +75,19 @@ CAPTION = (
 
 def figures(results: Results) -> Iterator[Drawn]:
     every = trainings(results)
-    with_fit = [(training, fit) for training in every if (fit := training.fit) is not None]
+    with_fit = [name for name, cell in every.items() if cell.fact("fit", "grid")]
     if not with_fit:
         return
-    best, fit = min(with_fit, key=lambda pair: pair[0].total_s)
-    how = f"{best.arm.name}, {activation(results)}, {best.epochs:,} epochs"
+    best = min(with_fit, key=lambda name: total_s(every[name]))
+    fit: Grid = np.asarray(every[best].fact("fit", "grid"), dtype=float)
+    how = f"{best}, {activation(results)}, {every[best].fact('epochs'):,} epochs"
     title = f"{results.experiment}: surface, fit and residual ({how})"
     figure = new_figure(title, 5.2)
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.0, 1.15])[:, 0]
     panels = above.subplots(1, 3, sharex=True, sharey=True)
     truth = surface(len(fit))
-    for axes, (name, values) in zip(
-        panels, (("surface", truth), ("fit", fit), ("residual", truth - fit)), strict=True
-    ):
+    shown = {"surface": truth, "fit": fit, "residual": truth - fit}
+    for axes, (name, values) in zip(panels, shown.items(), strict=True):
         limit = float(np.abs(truth if name == "fit" else values).max())
         extent = (-EXTENT, EXTENT, -EXTENT, EXTENT)
         image = axes.imshow(values.T, origin="lower", extent=extent, cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -135,89 +97,93 @@ def figures(results: Results) -> Iterator[Drawn]:
         axes.set_xlabel("x")
     panels[0].set_ylabel("y")
     axes = below.subplots()
-    looks = dict(zip(results.arms, hues(results.arms), strict=True))
-    trained = [looks[training.arm] for training in every]
-    for training, hue in zip(every, trained, strict=True):
-        axes.plot(*training.losses, color=hue.colour, linestyle=hue.dashes, linewidth=1.2)
+    for hue in hues(results.arms):
+        if cell := every.get(hue.name):
+            look: dict[str, Any] = {"color": hue.colour, "linestyle": hue.dashes, "linewidth": 1.2}
+            axes.plot(cell.fact("loss", "x") or [], cell.fact("loss", "y") or [], label=hue.name, **look)
     log_axes(axes, "epoch", "mean squared error")
-    legend_below(
-        below, [Line2D([], [], color=hue.colour, linestyle=hue.dashes, label=hue.name) for hue in trained]
-    )
+    legend_below(below, axes.get_lines())
     yield Drawn(f"device-{results.slug}-fit", title, CAPTION, figure)
 
 
 def findings(results: Results) -> Iterator[str]:
     trained = trainings(results)
-    eager = {one.cell.device: one for one in trained if one.cell.point["step"] == "eager"}
-    for training in trained:
-        base = eager.get(training.cell.device)
-        if training.made_s is not None and base is not None:
-            where = f"{training.verb.capitalize()} on the {training.arm.name.split()[0]}"
-            before = f"{where} takes {number(training.made_s)} s once; "
-            yield from finding(results, before, [_paid(training, base)])
+    eager = {cell.device: cell for cell in trained.values() if cell.point["step"] == "eager"}
+    for name, cell in trained.items():
+        if made_s(cell) and cell.device in eager:
+            before = (
+                f"{verb(cell).capitalize()} on the {name.split()[0]} takes {number(made_s(cell))} s once; "
+            )
+            yield from finding(results, before, [_paid(cell, eager[cell.device])])
     if trained:
-        residuals = sorted({number(training.cell.fact("rms_residual")) for training in trained}, key=float)
+        cells = [*trained.values()]
+        residuals = sorted({number(cell.fact("rms_residual")) for cell in cells}, key=float)
         between = residuals[0] if len(residuals) == 1 else f"between {residuals[0]} and {residuals[-1]}"
-        height = number(trained[0].cell.fact("rms_height"))
+        epochs, height = cells[0].fact("epochs"), number(cells[0].fact("rms_height"))
         text = (
-            f"{results.experiment}: after {trained[0].epochs:,} epochs the root mean square of the residual "
-            f"with {activation(results)} is {between}, on a surface of heights that deviate by {height}."
+            f"{results.experiment}: after {epochs:,} epochs the root mean square of the residual with "
+            f"{activation(results)} is {between}, on a surface of heights that deviate by {height}."
         )
-        points = [(one, *point) for one in trained for point in zip(*one.losses, strict=True)]
-        late = [math.sqrt(loss) for training, epoch, loss in points if 2 * epoch >= training.epochs]
+        losses = [
+            zip(cell.fact("loss", "x") or [], cell.fact("loss", "y") or [], strict=True) for cell in cells
+        ]
+        late = sorted(math.sqrt(loss) for of in losses for epoch, loss in of if 2 * epoch >= epochs)
         if len(late) > 1:
-            ends = f"{number(min(late))} and {number(max(late))}"
             text += (
-                f" Over the last half of the epochs it moves between {ends}: a smaller difference of two "
-                "ways tells where the last epoch fell, not which way fits better."
+                f" Over the last half of the epochs it moves between {number(late[0])} and "
+                f"{number(late[-1])}: a smaller difference of two ways tells where the last epoch fell, not "
+                "which way fits better."
             )
         yield text
 
 
-def _paid(training: FitTraining, base: FitTraining) -> str:
+def _paid(cell: DeviceResult, eager: DeviceResult) -> str:
     """From the times of an epoch by itself; the complete trainings have to agree."""
-    difference = training.cell.difference(base.cell)
+    difference = cell.difference(eager)
     if difference is None:
         return "whether it is paid for is not known, as an epoch by itself was not timed"
-    own_s, eager_s = training.cell.median(), base.cell.median()
-    trained_ms = [1e3 * each.seconds / each.epochs for each in (training, base)]
-    is_shorter = is_longer(difference)
+    trained_ms = [1e3 * one.median("train") / one.fact("epochs") for one in (cell, eager)]
+    # The launches show it, or a single one was seen so.
+    is_shorter = difference.log_ratio > 0 if difference.error is None else difference.is_larger
     if is_shorter != (trained_ms[0] < trained_ms[1]):
         return (
             "whether it is ever paid for is open: an epoch by itself took "
-            f"{milliseconds(own_s)} ms instead of {milliseconds(eager_s)} ms, one of the "
+            f"{milliseconds(cell.median())} ms instead of {milliseconds(eager.median())} ms, one of the "
             f"complete training {number(trained_ms[0])} ms instead of {number(trained_ms[1])} ms"
         )
     if not is_shorter:
         return "it is not paid for in this training, as its epochs were not shorter than eager ones"
     ratios = (difference.ratio, *reversed(difference.interval or ()))
-    epochs, *bounds = (rounded((training.made_s or 0.0) / own_s / (ratio - 1)) for ratio in ratios)
+    epochs, *bounds = (rounded(made_s(cell) / cell.median() / (ratio - 1)) for ratio in ratios)
     return f"it is paid for after {epochs} epochs{f' [{bounds[0]}, {bounds[1]}]' if bounds else ''}"
 
 
 def short(results: Results) -> str:
     every = trainings(results)
     shortest = [
-        min(same, key=lambda training: training.total_s)
+        min(same, key=lambda name: total_s(every[name]))
         for device in ("cuda", "cpu")
-        if (same := [training for training in every if training.cell.device == device])
+        if (same := [name for name, cell in every.items() if cell.device == device])
     ]
     if len(shortest) < 2:
         return ""
-    gpu, cpu = (training.cell.cell_id for training in shortest)
-    scatter = study_scatter({training.cell.cell_id: training.times for training in every})
-    times = " and ".join(f"{number(training.total_s)} s on {training.arm.name}" for training in shortest)
-    difference, verdict = scatter.difference(gpu, cpu), ""
+    totals: dict[Hashable, CellTimes] = {}
+    for name, cell in every.items():
+        each = [cell.seconds(phase) for phase in ("train", *VERBS)]
+        launches = {one: sum(median(made[one]) for made in each if one in made) for one in each[0]}
+        totals[name] = CellTimes(cell.device, launches)
+    difference, verdict = study_scatter(totals).difference(*shortest), ""
     if difference.error is not None:
         verdict = "Yes: " if difference.is_larger else "No: "
         if not difference.is_significant:
             verdict = f"{'Either' if difference.is_same() else 'Undecided'}: "
+    times = " and ".join(f"{number(total_s(every[name]))} s on {name}" for name in shortest)
     return f"{verdict}a complete training takes {times}."
 
 
 def answer(results: Results) -> Iterator[str]:
     whole = []
-    for training in trainings(results):
-        made = f" ({number(training.made_s)} s of it {training.verb})" if training.made_s else ""
-        whole.append(f"{number(training.total_s)} s on {training.arm.name}{made}")
+    for name, cell in trainings(results).items():
+        made = f" ({number(made_s(cell))} s of it {verb(cell)})" if made_s(cell) else ""
+        whole.append(f"{number(total_s(cell))} s on {name}{made}")
     yield from finding(results, "A complete training takes ", [listed(whole)] if whole else [])

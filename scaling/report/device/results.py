@@ -76,18 +76,16 @@ class DeviceResult:
     @property
     def reason(self) -> str | None:
         """Why it has no numbers: it was left out, or has failed; None where it has, or is not done."""
-        left_out = self.fact(LEFT_OUT)
-        if left_out is not None:
-            return str(left_out)
-        return next((record.reason for record in self.records if record.state == "failed"), None)
-
-    @cached_property
-    def phases(self) -> list[str]:
-        return list(dict.fromkeys(row["phase"] for row in self._rows if "phase" in row))
+        failed = (record.reason for record in self.records if record.state == "failed")
+        return self.fact(LEFT_OUT) or next(failed, None)
 
     @property
     def _rows(self) -> Iterator[dict[str, Any]]:
         return chain.from_iterable(self.launches.values())
+
+    @cached_property
+    def phases(self) -> list[str]:
+        return list(dict.fromkeys(row["phase"] for row in self._rows if "phase" in row))
 
     def seconds(self, phase: str = STEP) -> dict[int, list[float]]:
         launches = {
@@ -125,19 +123,16 @@ class DeviceResult:
             return None
         return scatter.difference(self.cell_id, other.cell_id, log_factor)
 
-    def facts(self, name: str) -> list[dict[str, Any]]:
-        return [row for row in self._rows if row.get("fact") == name]
-
-    def fact(self, name: str) -> Any:
-        return next((row["value"] for row in self.facts(name) if "value" in row), None)
+    def fact(self, name: str, key: str = "value") -> Any:
+        """The first that was told; of a curve its `x` or `y`. None where there is none."""
+        return next((row[key] for row in self._rows if row.get("fact") == name and key in row), None)
 
     @cached_property
     def scalars(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {}
-        for row in self._rows:
-            if "fact" in row and isinstance(row.get("value"), (int, float, str)):
-                facts.setdefault(row["fact"], row["value"])
-        return facts
+        facts = [
+            row for row in self._rows if "fact" in row and isinstance(row.get("value"), (int, float, str))
+        ]
+        return {name: self.fact(name) for name in dict.fromkeys(row["fact"] for row in facts)}
 
     @property
     def num_samples(self) -> int:
@@ -147,18 +142,17 @@ class DeviceResult:
     def sample_s(self) -> float:
         return self.median() / self.num_samples
 
-    @property
-    def has_failed(self) -> bool:
-        return any(record.state == "failed" for record in self.records)
+    def over_samples(self, other: DeviceResult) -> Difference | None:
+        """As `difference`, of the times of a sample."""
+        return self.difference(other, log_factor=math.log(self.num_samples / other.num_samples))
 
     @property
     def is_over(self) -> bool:
         return all(record.state in ("done", "failed") for record in self.records)
 
-    @property
-    def samples_per_s(self) -> float | None:
-        mean, samples = self.mean(), self.fact(SAMPLES)
-        return samples / mean[0] if mean and samples else None
+    def per_s(self, name: str = SAMPLES, phase: str = STEP) -> float | None:
+        mean, value = self.mean(phase), self.value(name)
+        return value / mean[0] if mean and value else None
 
 
 def fastest(cells: Iterable[DeviceResult], phase: str = STEP) -> DeviceResult | None:
@@ -174,20 +168,10 @@ def size_of(value: Any) -> tuple[int, float, str]:
     return (0, float(value), "") if isinstance(value, (int, float)) else (1, 0.0, str(value))
 
 
-def place(cell: DeviceResult) -> tuple[Any, ...]:
-    """By the point's values, then device and threads: the order of columns in the summary."""
-    return ([size_of(value) for value in cell.point.values()], cell.device, cell.threads, cell.cell_id)
-
-
-PLAIN = "Milliseconds (column iteration_s)."
-
-
 def plain_report(cells: Sequence[DeviceResult]) -> Report:
     """What can be said of cells that nothing is declared of. A figure over the number that has most values,
     one table, and where the GPU begins to take less time, or which word of a variable takes the least."""
-    values: dict[str, set[Any]] = {}
-    for name, value in (pair for cell in cells for pair in cell.point.items()):
-        values.setdefault(name, set()).add(value)
+    values = {name: {cell.point.get(name) for cell in cells} - {None} for name in cells[0].point}
     varied = [name for name, several in values.items() if len(several) > 1 and name != "step"]
     numbers = [name for name in varied if all(type(value) in (int, float) for value in values[name])]
     words = [name for name in varied if name not in numbers]
@@ -211,7 +195,8 @@ def plain_report(cells: Sequence[DeviceResult]) -> Report:
         findings.append(
             Fastest("Least time of a step on the {on}: ", words[0], rest, f"at {each}" if rest else "", {})
         )
-    lines = Lines("times", PLAIN, "times of a step", (Panels(x, by=others, title=at),))
+    caption = "Milliseconds (column iteration_s)."
+    lines = Lines("times", caption, "times of a step", (Panels(x, by=others, title=at),))
     table = Rows("", (*values, "device", "threads"), columns)
     return Report("", (*values,), (lines,) if x else (), (table,), tuple(findings))
 
@@ -245,15 +230,11 @@ class Results:
 
     def grouped(self, cells: Iterable[DeviceResult], *names: str) -> dict[Any, list[DeviceResult]]:
         """Value of that variable, or values of several -> the cells that have it, in the report's order."""
-        orders = [list(self._allowed(self.report.order.get(name, ()))) for name in names]
+        orders = {name: [*self._allowed(self.report.order.get(name, ()))] for name in names}
 
         def place(cell: DeviceResult) -> list[Any]:
-            values = [cell.value(name) for name in names]
-            ranks = [
-                order.index(value) if value in order else len(order)
-                for order, value in zip(orders, values, strict=True)
-            ]
-            return [*zip(ranks, map(size_of, values), strict=True)]
+            values = [(cell.value(name), order) for name, order in orders.items()]
+            return [((*order, value).index(value), size_of(value)) for value, order in values]
 
         def key(cell: DeviceResult) -> Any:
             values = tuple(cell.value(name) for name in names)
@@ -261,19 +242,24 @@ class Results:
 
         return by_key(sorted(cells, key=place), key)
 
-    def first_along(self, cell: DeviceResult, x: str) -> DeviceResult:
-        others = {name: value for name, value in cell.point.items() if name != x}
-        same = [one for one in self.where(others) if one.device == cell.device]
-        return min(same, key=lambda one: one.value(x))
+    def along(self, cell: DeviceResult, x: str) -> list[DeviceResult]:
+        """The cells on its device that differ from it in `x` alone, and itself, by `x`."""
+        others = {**cell.point, "device": cell.device}
+        others.pop(x, None)
+        return sorted(self.where(others), key=lambda one: one.value(x))
+
+    def ends(self, name: str, cells: Iterable[DeviceResult] | None = None) -> dict[str, Any]:
+        """The `least` and the `most` of a variable; {} without cells."""
+        values = sorted(cell.value(name) for cell in (self.cells if cells is None else cells))
+        return {"least": values[0], "most": values[-1]} if values else {}
 
     @property
     def arms(self) -> list[Variant]:
         if self.report.variants != ARMS:
             return [variant for variant in self.report.variants if self.where(variant.where)]
-        threads = sorted({cell.threads for cell in self.where({"device": "cpu"})})
         cpu = [
             Variant(f"CPU, {count} thread{'s' * (count != 1)}", {"device": "cpu", "threads": count})
-            for count in threads
+            for count in sorted({cell.threads for cell in self.where({"device": "cpu"})})
         ]
         return [*cpu, *(variant for variant in GPU_STEPS if self.where(variant.where))]
 
@@ -333,23 +319,18 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
     experiments = by_key(
         found, lambda one: (one.cell["experiment"], repr(sorted(one.cell["parameters"].items())))
     )
-    no_gpu = any(str(note).startswith(NO_GPU) for note in folder.study().get("notes") or [])
-    asked: dict[str, set[str]] = {}
-    for part in folder.study().get("parts", []):
-        if part.get("kind") == DEVICE:
-            asked.setdefault(part["experiment"]["name"], set()).update(part["devices"])
-    cores = num_cores(environment_of(folder))
+    study, cores = folder.study(), num_cores(environment_of(folder))
+    no_gpu = any(str(note).startswith(NO_GPU) for note in study.get("notes") or [])
+    parts = [part for part in study.get("parts", []) if part.get("kind") == DEVICE]
     read: list[Results] = []
     for (name, _), cells in sorted(experiments.items(), key=lambda item: item[0]):
         same = sum(other.experiment == name for other in read)
-        here = {cell.device for cell in cells}
-        missing = sorted(asked.get(name, set()) - here) if no_gpu else []
+        asked = {one for part in parts if part["experiment"]["name"] == name for one in part["devices"]}
+        missing = sorted(asked - {cell.device for cell in cells}) if no_gpu else []
         _add_scatters(cells)
-        slug, parameters = name.replace(":", "-"), cells[0].cell["parameters"]
-        slug += f"-{same + 1}" if same else ""
-        results = Results(
-            name, slug, parameters, cells, missing, cores, str(folder.path), report_of(name, cells)
-        )
+        slug = name.replace(":", "-") + (f"-{same + 1}" if same else "")
+        of, path = cells[0].cell["parameters"], str(folder.path)
+        results = Results(name, slug, of, cells, missing, cores, path, report_of(name, cells))
         ordered = results.grouped(cells, *cells[0].point, "device", "threads").values()
         read.append(replace(results, cells=[cell for same in ordered for cell in same]))
     return read
@@ -358,13 +339,11 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
 def _add_scatters(cells: Sequence[DeviceResult]) -> None:
     """Cells of one device have their launches in common, whatever their threads."""
     for phase in dict.fromkeys(phase for cell in cells for phase in cell.phases):
-        medians: dict[str, dict[Hashable, float]] = {
-            cell.cell_id: {repeat: median(samples) for repeat, samples in cell.seconds(phase).items()}
-            for cell in cells
-        }
-        scatter = study_scatter(
-            {cell.cell_id: CellTimes(cell.device, medians[cell.cell_id]) for cell in cells}
-        )
+        times: dict[Hashable, CellTimes] = {}
+        for cell in cells:
+            medians = {repeat: median(samples) for repeat, samples in cell.seconds(phase).items()}
+            times[cell.cell_id] = CellTimes(cell.device, medians)
+        scatter = study_scatter(times)
         for cell in cells:
             cell.scatters[phase] = scatter
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from scaling.analysis.cautions import LONG_STEPS
-from scaling.device_studies.declaration import DEVICES, FastestRows, Rows, Show, Variant
-from scaling.report.device.comparisons import crossing, crossing_text, least, least_text, over_samples
+from scaling.device_studies.declaration import DEVICES, FastestRows, Rows, Show
+from scaling.report.device.comparisons import crossing, crossing_text, least, least_text
 from scaling.report.device.findings import ratios
-from scaling.report.device.results import STEP, DeviceResult, Results, fastest
+from scaling.report.device.results import LEFT_OUT, DeviceResult, Results, fastest
 from scaling.report.formats import (
     MISSING,
     half_width_percent,
@@ -19,12 +18,12 @@ from scaling.report.formats import (
     of_times,
     ratio,
 )
-from scaling.report.tables import Column, Table, table_of, without_empty_columns
+from scaling.report.tables import Table, without_empty_columns
 
 Cells = Sequence[DeviceResult]  # a row: the cells of a point
 LOAD = "load_average"  # the fact with the host's load before a cell (`scaling.study.kinds.device`)
 BUSY = 1.3  # a load of so many processes a core is more than the study's own
-LEFT_OUT = (
+REASONS = (
     "Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not fit, or as the "
     "reason says."
 )
@@ -32,11 +31,6 @@ LEFT_OUT = (
 
 def scientific(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1e}"
-
-
-def per_s(cell: DeviceResult, name: str, phase: str = STEP) -> float | None:
-    mean, value = cell.mean(phase), cell.value(name)
-    return value / mean[0] if mean and value else None
 
 
 def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
@@ -52,125 +46,105 @@ def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
         both = time if ends == MISSING else f"{time} ({ends})"
         return {"time": time, "seconds": number(estimate.median), "interval": ends, "both": both}[show.kind]
     if show.kind == "over_first":
-        difference = cell.difference(results.first_along(cell, show.name))
+        difference = cell.difference(results.along(cell, show.name)[0])
         return ratio(difference.ratio) if difference else MISSING
-    value = per_s(cell, show.name, show.phase) if show.kind == "per_s" else cell.value(show.name)
+    value = cell.per_s(show.name, show.phase) if show.kind == "per_s" else cell.value(show.name)
     if show.kind == "error" or value is None:
         return scientific(value)
     return results.label(value) if show.kind == "fact" else number(value * show.scale)
 
 
-def declared_table(results: Results, rows: Rows | FastestRows) -> Iterator[Table]:
-    if isinstance(rows, FastestRows):
-        yield _fastest_table(results, rows)
-        return
-    groups = list(results.grouped(results.where(rows.where), *rows.by).values())
-    if not groups:
-        return
-    columns: list[Column[Cells]] = [variable(results, name) for name in rows.by]
-    for variant in [None] if rows.variants is None else results.columns(rows.variants):
-        for show in rows.show:
-            header = f"{variant.name}: {show.header}" if variant else show.header
-            columns.append(Column(header, partial(_text, results, show, variant)))
-    if rows.ratio:
-        columns.append(Column("CPU / GPU, least of each", partial(_cpu_over_gpu, results)))
-    below = [*remarks(results), *([rows.below] if rows.below else [])]
-    yield cells_table(results, results.text(rows.title), columns, groups, below)
+def table_by(
+    results: Results,
+    title: str,
+    by: Sequence[str],
+    groups: Iterable[Cells],
+    headings: Sequence[str],
+    texts: Callable[[Cells], Iterable[str]],
+    statistic: str | None = None,
+    remarks: Sequence[str] = (),
+) -> Table:
+    """A table of an experiment with a row for each of the groups of cells: the values of the variables `by`,
+    and further texts; medians of times where no other statistic is said."""
 
-
-def _fastest_table(results: Results, declared: FastestRows) -> Table:
-    def with_x(cells: Cells) -> str:
-        return least_text(cells, [results.label(cell.value(declared.x)) for cell in cells])
-
-    def half_width(cells: Cells) -> str:
-        one = least(cells)[0].estimate()
-        return half_width_percent(one.median, one.low, one.high) if one else ""
-
-    def slowest(cells: Cells) -> DeviceResult:
-        return max(cells, key=lambda cell: cell.sample_s)
-
-    def longer(cells: Cells) -> str:
-        one = over_samples(least(cells)[0], slowest(cells))
-        return ratio(one.ratio) + of_times({"times": one.ratio, "interval": one.interval}) if one else MISSING
-
-    def from_where_on(cells: Cells) -> str:
-        own, others = cells[0].value(declared.lines), [name for name in declared.by if name != declared.lines]
-        if own == first:
-            return MISSING
-        compared = results.where({name: cells[0].value(name) for name in others})
-        sides = {declared.lines: own}, {declared.lines: first}
-        return crossing_text(crossing(ratios(results, compared, *sides, [declared.x])))
-
-    first, *_ = results.grouped(results.cells, declared.lines) if declared.lines else [""]
-    columns: list[Column[Cells]] = [
-        *(variable(results, name) for name in declared.by),
-        Column("fastest", lambda cells: with_x(least(cells))),
-        Column("ms", lambda cells: milliseconds(least(cells)[0].median())),
-        Column("±", half_width),
-        Column("slowest", lambda cells: with_x([slowest(cells)])),
-        Column("ms", lambda cells: milliseconds(slowest(cells).median())),
-        Column("x as long", longer),
-        *([Column(f"less time than {results.label(first)}", from_where_on)] if declared.lines else []),
-    ]
-    groups = results.grouped(results.cells, *declared.by).values() if declared.by else [results.cells]
-    return without_empty_columns(
-        cells_table(results, declared.title, columns, [*groups], statistic=declared.statistic)
-    )
-
-
-def _text(results: Results, show: Show, variant: Variant | None, cells: Cells) -> str:
-    of = results.where(variant.where, cells) if variant else cells
-    return shown(results, show, next(iter(of), None))
-
-
-def _cpu_over_gpu(results: Results, cells: Cells) -> str:
-    cpu, gpu = (fastest(results.where(device.where, cells)) for device in DEVICES)
-    difference = gpu.difference(cpu) if cpu and gpu else None
-    return number(difference.ratio) if difference else MISSING
-
-
-def variable(results: Results, name: str) -> Column[Cells]:
-    def text(cells: Cells) -> str:
+    def named(cells: Cells, name: str) -> str:
         values = [value for cell in cells if (value := cell.value(name)) is not None]
         return results.label(values[0]) if values else MISSING
 
-    return Column(results.label(name), text)
-
-
-def cells_table(
-    results: Results,
-    title: str,
-    columns: Sequence[Column[Cells]],
-    groups: Sequence[Cells],
-    below: Sequence[str] = (),
-    statistic: str | None = None,
-) -> Table:
-    """A table of an experiment with a row for each of the groups of cells; medians of times unless said."""
-    ids = [[cell.cell_id for cell in cells] for cells in groups]
     every = [cell.estimate(phase) for cell in results.cells for phase in cell.phases]
     methods = dict.fromkeys(estimate.method for estimate in every if estimate)
     above = statistic or (
         "Times are medians, rates are of mean times; 95% intervals of times: "
         f"{'; '.join(methods) or MISSING}. A dash: not measured, see below."
     )
-    name = f"{results.experiment}: {title}" if title else results.experiment
-    return table_of(name, above, columns, groups, remarks=below, cells=ids)
+    full_title = f"{results.experiment}: {title}" if title else results.experiment
+    rows = [([*(named(cells, name) for name in by), *texts(cells)], cells) for cells in groups]
+    ids = [[cell.cell_id for cell in cells] for _, cells in rows]
+    shown_headings = [*map(results.label, by), *headings]
+    return Table(full_title, above, shown_headings, [row for row, _ in rows], remarks, cells=ids)
+
+
+def declared_table(results: Results, rows: Rows | FastestRows) -> Iterator[Table]:
+    if isinstance(rows, FastestRows):
+        yield _fastest_table(results, rows)
+        return
+    variants = [None] if rows.variants is None else results.columns(rows.variants)
+    columns = [(variant, show) for variant in variants for show in rows.show]
+    headings = [f"{variant.name}: {show.header}" if variant else show.header for variant, show in columns]
+
+    def texts(cells: Cells) -> Iterator[str]:
+        for variant, show in columns:
+            of = results.where(variant.where, cells) if variant else cells
+            yield shown(results, show, next(iter(of), None))
+        if rows.ratio:
+            cpu, gpu = (fastest(results.where(device.where, cells)) for device in DEVICES)
+            difference = gpu.difference(cpu) if cpu and gpu else None
+            yield number(difference.ratio) if difference else MISSING
+
+    if groups := results.grouped(results.where(rows.where), *rows.by).values():
+        headings += ["CPU / GPU, least of each"] if rows.ratio else []
+        below = [*remarks(results), *filter(None, [rows.below])]
+        title = results.text(rows.title)
+        yield table_by(results, title, rows.by, groups, headings, texts, remarks=below)
+
+
+def _fastest_table(results: Results, declared: FastestRows) -> Table:
+    first, *_ = results.grouped(results.cells, declared.lines) if declared.lines else [""]
+    others = [name for name in declared.by if name != declared.lines]
+
+    def texts(cells: Cells) -> Iterator[str]:
+        best, slowest = least(cells), max(cells, key=lambda cell: cell.sample_s)
+        *labels, slowest_label = (results.label(cell.value(declared.x)) for cell in (*best, slowest))
+        one, longer = best[0].estimate(), best[0].over_samples(slowest)
+        yield from (least_text(best, labels), milliseconds(best[0].median()))
+        yield half_width_percent(one.median, one.low, one.high) if one else ""
+        yield from (slowest_label, milliseconds(slowest.median()))
+        times = {"times": longer.ratio, "interval": longer.interval} if longer else {}
+        yield ratio(times["times"]) + of_times(times) if times else MISSING
+        own = cells[0].value(declared.lines) if declared.lines else first
+        compared = results.where({name: cells[0].value(name) for name in others})
+        sides = {declared.lines: own}, {declared.lines: first}
+        is_first = own == first
+        yield (
+            MISSING if is_first else crossing_text(crossing(ratios(results, compared, *sides, [declared.x])))
+        )
+
+    groups = results.grouped(results.cells, *declared.by).values() if declared.by else [results.cells]
+    headings = ["fastest", "ms", "±", "slowest", "ms", "x as long", f"less time than {results.label(first)}"]
+    table = table_by(results, declared.title, declared.by, groups, headings, texts, declared.statistic)
+    return without_empty_columns(table)
 
 
 def left_out_table(results: Results) -> Iterator[Table]:
-    def on(cells: Cells) -> str:
-        """How the cell was computed: `GPU eager`."""
-        return next((arm.name for arm in results.arms if results.where(arm.where, cells)), cells[0].device)
+    def texts(cells: Cells) -> Iterator[str]:
+        """How the cell was computed (`GPU eager`), its state, and why."""
+        (cell,) = cells
+        yield next((arm.name for arm in results.arms if results.where(arm.where, cells)), cell.device)
+        yield from ("left out" if cell.fact(LEFT_OUT) else "failed", cell.reason or "")
 
-    without = [[cell] for cell in results.cells if cell.reason is not None]
-    columns = [
-        *(variable(results, name) for name in results.report.named),
-        Column("on", on),
-        Column("state", lambda cells: "failed" if cells[0].has_failed else "left out"),
-        Column("reason", lambda cells: cells[0].reason or ""),
-    ]
-    if without:
-        yield cells_table(results, "points without numbers, and why", columns, without, statistic=LEFT_OUT)
+    if without := [[cell] for cell in results.cells if cell.reason is not None]:
+        title, headings = "points without numbers, and why", ["on", "state", "reason"]
+        yield table_by(results, title, results.report.named, without, headings, texts, REASONS)
 
 
 def remarks(results: Results) -> list[str]:

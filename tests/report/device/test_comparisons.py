@@ -1,6 +1,7 @@
 """How cells compare in words, and where one device begins to take less time."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_devices_break_even_where_their_ratio_is_one(points, at):
 def test_interval_is_where_its_ends_break_even():
     found = crossing(BETWEEN)
     # The most favourable ratios go from 0.91 to 3.6 over the same way.
-    assert (found.low, found.high) == (pytest.approx(136, rel=0.01), pytest.approx(1e6 / 136, rel=0.01))
+    assert found.ends == (pytest.approx(136, rel=0.01), pytest.approx(1e6 / 136, rel=0.01))
 
 
 @pytest.mark.parametrize(("points", "text"), [
@@ -48,7 +49,10 @@ def test_interval_is_where_its_ends_break_even():
 ])  # fmt: skip
 def test_where_a_device_takes_less_time_is_said(points, text):
     found = crossing(points)
-    assert (crossing_text(found, "batch"), bool(found and found.at)) == (text, text.startswith("from"))
+    assert (crossing_text(found, "batch"), bool(found and found.is_between)) == (
+        text,
+        text.startswith("from"),
+    )
 
 
 @pytest.mark.parametrize(("value", "text"), [
@@ -84,7 +88,7 @@ def test_point_that_comes_near_the_least_is_a_range_where_launches_leave_it_open
         made.add([[seconds] * 7 for seconds in launches], threads=threads, model="m", batch=1)
     found = reached(made.results().cells, "threads", 1.03)
     assert found.text("threads") == "2 to 4 (undecided)"
-    assert found.text("threads", is_bound=True) == "2 to 4 or more (undecided)"
+    assert replace(found, is_bound=True).text("threads") == "2 to 4 or more (undecided)"
 
 
 def test_cells_of_one_device_share_their_launches(of):

@@ -4,7 +4,6 @@ import pytest
 
 from scaling.report.device import device_tables, figures
 from scaling.report.device.accuracy import comparisons
-from scaling.report.device.tables import per_s
 from scaling.report.formats import MISSING
 from tests.report.device.conftest import sentences_of
 
@@ -83,7 +82,7 @@ class TestAccuracy:
 class TestSpeed:
     def test_rate_is_the_batch_over_the_median_and_figures_have_a_panel_a_phase_and_precision(self, results):
         (one,) = results(cell("fused", "float32", seconds=[[0.5] * 7], batch=100)).cells
-        assert (per_s(one, "batch"), per_s(one, "batch", "predict")) == (pytest.approx(200), None)
+        assert (one.per_s("batch"), one.per_s("batch", "predict")) == (pytest.approx(200), None)
         speed, accuracy = figures(results(cell(*FUSED, REFERENCE), cell(*HALF, REFERENCE)))
         names = [text.get_text() for text in accuracy.figure.axes[0].get_yticklabels()]
         assert (len(speed.figure.axes), names) == (3 * 2, ["fused, float32", "fused, float16"])

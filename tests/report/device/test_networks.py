@@ -124,8 +124,8 @@ class TestThreads:
 class TestBatches:
     def test_enough_is_the_smallest_batch_near_the_best_of_each_device_which_are_compared(self, batches):
         cpu, gpu = (enough(batches.results().where({"device": device})) for device in ("cpu", "cuda"))
-        assert (cpu.text("batch"), cpu.best.samples_per_s) == ("4", pytest.approx(100.0))
-        assert (gpu.text("batch"), gpu.best.samples_per_s) == ("16", pytest.approx(10_000.0))
+        assert (cpu.text("batch"), cpu.best.per_s()) == ("4", pytest.approx(100.0))
+        assert (gpu.text("batch"), gpu.best.per_s()) == ("16", pytest.approx(10_000.0))
         (answer,) = sentences_of(batches.results())
         said = "on the CPU, 4 threads: fcn-r 4 (100 samples/s); on the GPU eager: fcn-r at least 16 ("
         assert said in answer

@@ -134,6 +134,6 @@ def test_long_steps_are_in_rates_and_a_remark_says_so(small):
     made.add([steps, steps], width=10, batch=8, step="eager", facts={"samples": 8}, threads=2)
     results = made.results()
     (cell,) = results.cells
-    assert cell.samples_per_s == pytest.approx(8 / 0.020)
+    assert cell.per_s() == pytest.approx(8 / 0.020)
     remark = next(text for text in remarks(results) if "above the median" in text)
     assert "in 1 of 1 points (at most 100%)" in remark

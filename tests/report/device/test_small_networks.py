@@ -7,7 +7,7 @@ import pytest
 
 from scaling.device_studies.small_networks import GRID, REPORT
 from scaling.report.device import device_sentences, device_tables, figures
-from scaling.report.device.findings import crossings, firsts, ratios
+from scaling.report.device.findings import crossings, ratios
 from tests.report.device.conftest import sentences_of, write_figures
 
 (WIDTHS_ANSWER,) = REPORT.answer
@@ -19,7 +19,7 @@ def cpu_over_gpu(results, arm):
 
 
 def width_crossings(results, arm):
-    return crossings(WIDTHS_ANSWER, results, arm)
+    return crossings(WIDTHS_ANSWER, results)[arm.name]
 
 
 POINT = {"network": "mlp", "equal_parameters": 0, "inputs": 64, "depth": 2}
@@ -60,7 +60,7 @@ def test_break_even_widths_are_those_of_the_fastest_threads_and_answer_the_quest
     eager, captured = results.gpu_arms
     found = width_crossings(results, eager)
     at = [found[1].at, found[64].at, width_crossings(results, captured)[64].at]
-    assert (at, found[64].has_interval) == (pytest.approx([300 / (1 + 1 / 64), 150, 15], rel=0.02), False)
+    assert (at, found[64].ends) == (pytest.approx([300 / (1 + 1 / 64), 150, 15], rel=0.02), None)
     assert cpu_over_gpu(results, eager)[64, 1000].ratio == pytest.approx(2000 / 300, rel=0.01)
     last = sentences_of(with_gpu.results())[-1]
     assert re.fullmatch(
@@ -137,9 +137,8 @@ def test_threads_have_a_break_even_width_too(small):
     for width, few, many in ((10, 1e-4, 2e-4), (1000, 1e-2, 5e-3)):
         made.add(around(few), threads=1, step="eager", **{**POINT, "width": width, "batch": 1})
         made.add(around(many), threads=2, step="eager", **{**POINT, "width": width, "batch": 1})
-    results = made.results()
-    (all_threads,) = firsts(THREADS, results)
-    assert crossings(THREADS, results, all_threads)[1].at == pytest.approx(100, rel=0.02)
+    (all_threads,) = crossings(THREADS, made.results()).values()
+    assert all_threads[1].at == pytest.approx(100, rel=0.02)
 
 
 def test_recurrent_networks_are_compared_at_equal_parameters(with_gpu):
