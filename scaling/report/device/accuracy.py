@@ -12,20 +12,18 @@ from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
 
 from scaling.analysis.seed_decisions import Combination, bound
-from scaling.device_studies.declaration import DEVICES
 from scaling.measure.statistics import CONFIDENCE
 from scaling.report.device.drawing import MARKERS, stacked
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.results import ON, DeviceResult, Results
 from scaling.report.device.tables import scientific
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import DEVICE_COLOURS, GREY, add_tip
 from scaling.report.formats import MISSING, listed, milliseconds, number, percent
 from scaling.report.tables import Column, Table, table_of
 
-REFERENCE = "fused, float32"
+REFERENCE, SCORES = "fused, float32", "accuracy_by_seed"
 BAND = "#dddddd"
 """Of the grid: the page has another for dark screens."""
 
@@ -117,10 +115,6 @@ def comparisons(results: Results) -> list[AccuracyComparison]:
         if scored:
             compared.append(AccuracyComparison(where(cells[0]), scores, scored, left_out))
     return compared
-
-
-ON = {device.where["device"]: device.name for device in DEVICES}
-SCORES = "accuracy_by_seed"
 
 
 def where(cell: DeviceResult) -> str:
@@ -219,9 +213,8 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
     low, high = axes.get_xlim()
     missing = max(0.0, NARROWEST - (high - low)) / 2
     # A marker at 100% is whole; the band ends there, since no accuracy is higher.
-    low, high = low - missing, high + missing
-    axes.set_xlim(low, min(high, 100 + MARKER_ROOM * (high - low)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value <= 100 else ""))
+    most = 100 + MARKER_ROOM * (high - low + 2 * missing)
+    axes.set_xlim(low - missing, min(high + missing, most))
 
 
 def answer(results: Results) -> Iterator[str]:

@@ -23,6 +23,7 @@ from scaling.report.formats import listed, milliseconds, number
 
 Grid = NDArray[np.float64]
 EXTENT = 3.0
+OLDER = "tanh"  # the activation of studies that do not name one
 VERBS = {"capture": "capturing", "compile": "compiling"}
 
 
@@ -61,10 +62,6 @@ def surface(side: int) -> Grid:
     )
 
 
-def activation(results: Results) -> str:
-    return str(results.parameters.get("activation", "tanh"))
-
-
 CAPTION = (
     "The surface, what the network makes of it after the training, and the surface less that, over x (to the "
     "right) and y (upwards); of the training with the least time (columns rms_residual, largest_residual). "
@@ -80,7 +77,7 @@ def figures(results: Results) -> Iterator[Drawn]:
         return
     best = min(with_fit, key=lambda name: total_s(every[name]))
     fit: Grid = np.asarray(every[best].fact("fit", "grid"), dtype=float)
-    how = f"{best}, {activation(results)}, {every[best].fact('epochs'):,} epochs"
+    how = f"{best}, {results.parameters.get('activation', OLDER)}, {every[best].fact('epochs'):,} epochs"
     title = f"{results.experiment}: surface, fit and residual ({how})"
     figure = new_figure(title, 5.2)
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.0, 1.15])[:, 0]
@@ -122,7 +119,8 @@ def findings(results: Results) -> Iterator[str]:
         epochs, height = cells[0].fact("epochs"), number(cells[0].fact("rms_height"))
         text = (
             f"{results.experiment}: after {epochs:,} epochs the root mean square of the residual with "
-            f"{activation(results)} is {between}, on a surface of heights that deviate by {height}."
+            f"{results.parameters.get('activation', OLDER)} is {between}, on a surface of heights "
+            f"that deviate by {height}."
         )
         losses = [
             zip(cell.fact("loss", "x") or [], cell.fact("loss", "y") or [], strict=True) for cell in cells

@@ -178,11 +178,8 @@ def plain_report(cells: Sequence[DeviceResult]) -> Report:
     x = max(numbers, key=lambda name: len(values[name]), default="")
     others = tuple(name for name in varied if name != x)
     facts = dict.fromkeys(name for cell in cells for name in cell.scalars if name != LEFT_OUT)
-    shown = [
-        show
-        for phase in dict.fromkeys(phase for cell in cells for phase in cell.phases)
-        for show in (Show(f"{phase}, ms", phase=phase), Show("95% interval, ms", "interval", phase=phase))
-    ]
+    phases = dict.fromkeys(phase for cell in cells for phase in cell.phases)
+    shown = [Show(f"{phase}, ms", "both", phase=phase) for phase in phases]
     columns = (*shown, STEP_TIME[-1], *(Show(name, "fact", name) for name in facts))
     at = ", ".join(f"{name} {{{name}}}" for name in others)
     findings: list[Finding] = []
@@ -287,12 +284,12 @@ class Results:
             "cores": f"{self.num_cores} cores" if self.num_cores else "all cores",
         }
         if cell:
-            (on,) = (one.name for one in DEVICES if one.where["device"] == cell.device)
-            values |= {**cell.point, "device": cell.device, "threads": cell.threads, "on": on}
+            values |= {**cell.point, "device": cell.device, "threads": cell.threads, "on": ON[cell.device]}
         texts = {name: self.label(value) for name, value in values.items() if isinstance(value, str)}
         return template.format_map({**values, **texts, **more})
 
 
+ON = {device.where["device"]: device.name for device in DEVICES}
 GPU_STEPS = tuple(Variant(f"GPU {step}", {"device": "cuda", "step": step}) for step in ("eager", "captured"))
 
 
