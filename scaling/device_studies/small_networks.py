@@ -203,4 +203,4 @@ def mlp_width(parameters: int, inputs: int, depth: int) -> int:
 
 def _width(parameters: int, count: Callable[[float], float]) -> int:
     """The whole number next to where `count`, which grows, is that of the parameters; 1 at least."""
-    return max(1, bisect(range(1, parameters), parameters, key=lambda width: count(width - 0.5)))
+    return max(1, bisect(range(1, parameters), float(parameters), key=lambda width: count(width - 0.5)))

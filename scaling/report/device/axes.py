@@ -116,10 +116,11 @@ def _cells(axis: str, todays: Sequence[Row], scatter: StudyScatter) -> tuple[lis
     cells = [
         TimedResult(
             row["cell_id"],
-            {"point": _point(row, axis, names), "device": row["device"], "threads": row["threads"] or 0},
-            [],
+            _point(row, axis, names),
+            row["device"],
+            row["threads"] or 0,
             {repeat: [] for repeat in range(row["repeats"])},
-            {STEP: scatter},
+            scatters={STEP: scatter},
             row=row,
         )
         for row in kept
@@ -168,7 +169,7 @@ def _results(axis: str, cells: Sequence[DeviceResult], group: CellGroup | None) 
     last = sorted(cells, key=lambda cell: is_control_arm({"aggregator": cell.point.get("aggregator", "")}))
     order = {name: tuple(dict.fromkeys(cell.value(name) for cell in last)) for name in (axis, *by)}
     report = Report("", (axis,), (drawn,), (rows,), findings=(found,), order=order)
-    return Results(f"A step by {of}", axis, {}, [*cells], [], None, "", report)
+    return Results(f"A step by {of}", axis, report, [*cells])
 
 
 def words(axis: str) -> str:

@@ -168,9 +168,10 @@ def short(results: Results) -> str:
     totals: dict[Hashable, CellTimes] = {}
     for name, cell in every.items():
         each = [cell.seconds(phase) for phase in ("train", *VERBS)]
-        launches = {one: sum(median(made[one]) for made in each if one in made) for one in each[0]}
+        launches = {one: math.fsum(median(made[one]) for made in each if one in made) for one in each[0]}
         totals[name] = CellTimes(cell.device, launches)
-    difference, verdict = study_scatter(totals).difference(*shortest), ""
+    gpu, cpu = shortest
+    difference, verdict = study_scatter(totals).difference(gpu, cpu), ""
     if difference.error is not None:
         verdict = "Yes: " if difference.is_larger else "No: "
         if not difference.is_significant:

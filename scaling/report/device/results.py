@@ -52,22 +52,12 @@ STEP = "step"
 @dataclass(frozen=True)
 class DeviceResult:
     cell_id: str
-    cell: Mapping[str, Any]
-    records: list[RunRecord]
+    point: Mapping[str, Any]
+    device: str
+    threads: int
     launches: Mapping[int, list[dict[str, Any]]]
+    records: Sequence[RunRecord] = ()
     scatters: dict[str, StudyScatter] = field(default_factory=dict, repr=False)
-
-    @property
-    def point(self) -> dict[str, Any]:
-        return dict(self.cell["point"])
-
-    @property
-    def device(self) -> str:
-        return str(self.cell["device"])
-
-    @property
-    def threads(self) -> int:
-        return int(self.cell["threads"])
 
     def value(self, name: str) -> Any:
         known = {"step": "eager", **self.point, "device": self.device, "threads": self.threads}
@@ -87,8 +77,8 @@ class DeviceResult:
     def phases(self) -> list[str]:
         return list(dict.fromkeys(row["phase"] for row in self._rows if "phase" in row))
 
-    def seconds(self, phase: str = STEP) -> dict[int, list[float]]:
-        launches = {
+    def seconds(self, phase: str = STEP) -> dict[Hashable, list[float]]:
+        launches: dict[Hashable, list[float]] = {
             repeat: [row["seconds"] for row in rows if row.get("phase") == phase]
             for repeat, rows in self.launches.items()
         }
@@ -205,12 +195,12 @@ NO_GPU = "devices: no GPU"  # how a study's note begins that says so (`scaling.s
 class Results:
     experiment: str
     slug: str
-    parameters: Mapping[str, Any]
-    cells: list[DeviceResult]
-    missing: list[str]
-    num_cores: int | None
-    folder: str
     report: Report
+    cells: list[DeviceResult]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+    num_cores: int | None = None
+    folder: str = ""
 
     @property
     def num_launches(self) -> int:
@@ -305,32 +295,35 @@ def report_of(experiment: str, cells: Sequence[DeviceResult]) -> Report:
 def read_devices(folder: ResultsFolder) -> list[Results]:
     """The experiments of a folder, in the order of their names. Raises StoreError: a record or a sample of a
     done run is missing or damaged."""
-    all_runs = (record for record in folder.runs() if record.cell.get("kind") == DEVICE)
-    records = by_key(all_runs, lambda record: record.cell_id)
-    if not records:
+    runs = [record for record in folder.runs() if record.cell.get("kind") == DEVICE]
+    if not runs:
         return []
-    found = []
-    for cell_id, runs in records.items():
-        launches = {record.repeat: _rows(folder, record) for record in runs if record.state == "done"}
-        found.append(DeviceResult(cell_id, runs[0].cell, runs, launches))
     experiments = by_key(
-        found, lambda one: (one.cell["experiment"], repr(sorted(one.cell["parameters"].items())))
+        runs, lambda run: (run.cell["experiment"], repr(sorted(run.cell["parameters"].items())))
     )
     study, cores = folder.study(), num_cores(environment_of(folder))
     no_gpu = any(str(note).startswith(NO_GPU) for note in study.get("notes") or [])
     parts = [part for part in study.get("parts", []) if part.get("kind") == DEVICE]
     read: list[Results] = []
-    for (name, _), cells in sorted(experiments.items(), key=lambda item: item[0]):
+    for (name, _), records in sorted(experiments.items(), key=lambda item: item[0]):
+        cells = [_cell(folder, of_cell) for of_cell in by_key(records, lambda run: run.cell_id).values()]
+        _add_scatters(cells)
         same = sum(other.experiment == name for other in read)
+        slug = name.replace(":", "-") + (f"-{same + 1}" if same else "")
         asked = {one for part in parts if part["experiment"]["name"] == name for one in part["devices"]}
         missing = sorted(asked - {cell.device for cell in cells}) if no_gpu else []
-        _add_scatters(cells)
-        slug = name.replace(":", "-") + (f"-{same + 1}" if same else "")
-        of, path = cells[0].cell["parameters"], str(folder.path)
-        results = Results(name, slug, of, cells, missing, cores, path, report_of(name, cells))
+        given = records[0].cell["parameters"], missing, cores, str(folder.path)
+        results = Results(name, slug, report_of(name, cells), cells, *given)
         ordered = results.grouped(cells, *cells[0].point, "device", "threads").values()
-        read.append(replace(results, cells=[cell for same in ordered for cell in same]))
+        read.append(replace(results, cells=[cell for group in ordered for cell in group]))
     return read
+
+
+def _cell(folder: ResultsFolder, records: Sequence[RunRecord]) -> DeviceResult:
+    cell = records[0].cell
+    launches = {record.repeat: _rows(folder, record) for record in records if record.state == "done"}
+    what = cell["point"], cell["device"], cell["threads"]
+    return DeviceResult(records[0].cell_id, *what, launches, records)
 
 
 def _add_scatters(cells: Sequence[DeviceResult]) -> None:

@@ -119,8 +119,8 @@ def _fastest_table(results: Results, declared: FastestRows) -> Table:
         yield from (least_text(best, labels), milliseconds(best[0].median()))
         yield half_width_percent(one.median, one.low, one.high) if one else ""
         yield from (slowest_label, milliseconds(slowest.median()))
-        times = {"times": longer.ratio, "interval": longer.interval} if longer else {}
-        yield ratio(times["times"]) + of_times(times) if times else MISSING
+        width = of_times({"times": longer.ratio, "interval": longer.interval}) if longer else ""
+        yield ratio(longer.ratio if longer else None) + width
         own = cells[0].value(declared.lines) if declared.lines else first
         compared = results.where({name: cells[0].value(name) for name in others})
         sides = {declared.lines: own}, {declared.lines: first}
