@@ -21,7 +21,7 @@ from scaling.report.device.tables import scientific
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import DEVICE_COLOURS, GREY, add_tip
 from scaling.report.formats import MISSING, listed, milliseconds, number, percent
-from scaling.report.tables import Column, Table, table_of
+from scaling.report.tables import Table
 
 REFERENCE, SCORES = "fused, float32", "accuracy_by_seed"
 BAND = "#dddddd"
@@ -92,10 +92,10 @@ class AccuracyComparison:
         spread = f" ± {100 * math.sqrt(one.squares / one.degrees):.2f}" if one.degrees else ""
         return percent(one.mean, 2) + spread
 
-    def difference_text(self, name: str) -> str:
-        """In points, above the fused implementation in float32."""
-        value = self.difference(name)
-        return MISSING if value is None else f"{100 * value:+.2f}"
+    def texts(self, name: str) -> list[str]:
+        """The accuracy, and in points what it is above that of the fused implementation in float32."""
+        less = self.difference(name)
+        return [self.score_text(name), MISSING if less is None else f"{100 * less:+.2f}"]
 
 
 def comparisons(results: Results) -> list[AccuracyComparison]:
@@ -127,14 +127,10 @@ def name_of(cell: DeviceResult) -> str:
 
 def tables(results: Results) -> Iterator[Table]:
     compared = comparisons(results)
-    rows = [(one, name, cell) for one in compared for name, cell in one.cells.items()]
-    columns: list[Column[tuple[AccuracyComparison, str, DeviceResult]]] = [
-        Column("task", lambda row: row[0].where),
-        Column("precision", lambda row: str(row[2].point["precision"])),
-        Column("implementation", lambda row: str(row[2].point["implementation"])),
-        Column("accuracy", lambda row: row[0].score_text(row[1])),
-        Column("difference, points", lambda row: row[0].difference_text(row[1])),
-        Column("logits", lambda row: scientific(row[2].fact("logit_difference"))),
+    rows = [
+        [one.where, *reversed(name.split(", ")), *one.texts(name), scientific(cell.fact("logit_difference"))]
+        for one in compared
+        for name, cell in one.cells.items()
     ]
     below = [
         f"No accuracy of {one.where}, {name_of(cell)}: {cell.fact('accuracy_left_out')}."
@@ -142,9 +138,10 @@ def tables(results: Results) -> Iterator[Table]:
         for cell in one.left_out
     ]
     title = f"{results.experiment}: accuracy on held-out samples after {results.parameters['steps']} steps"
+    headings = ["task", "precision", "implementation", "accuracy", "difference, points", "logits"]
     if rows:
-        ids = [[cell.cell_id] for _, _, cell in rows]
-        yield table_of(title, STATISTIC, columns, rows, remarks=below, cells=ids)
+        ids = [[cell.cell_id] for one in compared for cell in one.cells.values()]
+        yield Table(title, STATISTIC, headings, rows, below, cells=ids)
 
 
 def _timed(results: Results) -> list[DeviceResult]:
@@ -161,24 +158,21 @@ def _over_fused(timed: Sequence[DeviceResult], cell: DeviceResult) -> float | No
 
 
 def answer_table(results: Results) -> Table | None:
-    scored = {(one.where, name): one for one in comparisons(results) for name in one.cells}
+    texts = {(one.where, name): one.texts(name) for one in comparisons(results) for name in one.cells}
     timed = _timed(results)
-    rows = [(cell, scored.get((where(cell), name_of(cell)))) for cell in timed]
-    columns: list[Column[tuple[DeviceResult, AccuracyComparison | None]]] = [
-        Column("on", lambda row: ON[row[0].device]),
-        Column("implementation", lambda row: str(row[0].point["implementation"])),
-        Column("ms a step", lambda row: milliseconds(row[0].median())),
-        Column("x fused", lambda row: number(_over_fused(timed, row[0]), 2)),
-        Column("accuracy", lambda row: row[1].score_text(name_of(row[0])) if row[1] else MISSING),
-        Column("points", lambda row: row[1].difference_text(name_of(row[0])) if row[1] else MISSING),
-    ]
+    rows = []
+    for cell in timed:
+        times = milliseconds(cell.median()), number(_over_fused(timed, cell), 2)
+        accuracies = texts.get((where(cell), name_of(cell)), [MISSING, MISSING])
+        rows.append([ON[cell.device], cell.point["implementation"], *times, *accuracies])
     if not timed:
         return None
     first, steps = timed[0].point, results.parameters["steps"]
     what = f"{first['task']}, batch {first['batch']:,}, width {first['width']}"
     trained = f"after {steps} steps of width {results.parameters['accuracy_width']}"
-    title = "Speed and accuracy in float32"
-    return table_of(title, f"A step of {what}; accuracy: {trained}.", columns, rows)
+    headings = ["on", "implementation", "ms a step", "x fused", "accuracy", "points"]
+    statistic = f"A step of {what}; accuracy: {trained}."
+    return Table("Speed and accuracy in float32", statistic, headings, rows)
 
 
 def figures(results: Results) -> Iterator[Drawn]:

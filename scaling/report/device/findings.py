@@ -116,22 +116,20 @@ def enough(declared: Enough, cells: Sequence[DeviceResult]) -> Reached | None:
     return need if all(cell.is_over for cell in cells if cell.value(declared.x) >= below) else None
 
 
-def _arms(declared: Enough, results: Results) -> list[Variant]:
+def needs(declared: Enough, results: Results) -> dict[Variant, dict[Any, Reached]]:
+    """Arm, or device where `x` are its threads -> value of `by` -> what is enough there, if it is known."""
     devices = [device for device in DEVICES if results.where(device.where)]
-    return devices if declared.x == "threads" else results.arms
-
-
-def needs(declared: Enough, results: Results, arm: Variant) -> dict[Any, Reached]:
-    """Value of `by` -> what is enough there, where it is known."""
-    found = {}
-    for value, cells in results.grouped(results.where(arm.where), declared.by).items():
-        if need := enough(declared, cells):
-            along = results.along(need.shown, declared.x)
-            gain = need.shown.difference(along[0])
-            largest = [cell for cell in along if cell.estimate()][-1]
-            is_bound = declared.is_bound and largest is need.shown
-            if gain or "{times}" not in declared.bracket:
-                found[value] = replace(need, gain=gain, is_bound=is_bound)
+    found: dict[Variant, dict[Any, Reached]] = {}
+    for arm in devices if declared.x == "threads" else results.arms:
+        found[arm] = {}
+        for value, cells in results.grouped(results.where(arm.where), declared.by).items():
+            if need := enough(declared, cells):
+                along = results.along(need.shown, declared.x)
+                gain = need.shown.difference(along[0])
+                largest = [cell for cell in along if cell.estimate()][-1]
+                is_bound = declared.is_bound and largest is need.shown
+                if gain or "{times}" not in declared.bracket:
+                    found[arm][value] = replace(need, gain=gain, is_bound=is_bound)
     return found
 
 
@@ -139,8 +137,8 @@ def _enough(declared: Enough, results: Results) -> Iterator[str]:
     clauses, missing = [], []
     every_value = [*results.grouped(results.cells, declared.by)]
     ends = results.ends(declared.x)
-    for arm in _arms(declared, results):
-        known, each = needs(declared, results, arm), []
+    for arm, known in needs(declared, results).items():
+        each = []
         for value, need in known.items():
             times = times_of([need.gain]) if need.gain else ""
             bracket = declared.bracket.format(per_s=number(need.best.per_s()), times=times, **ends)
@@ -159,11 +157,10 @@ def _enough(declared: Enough, results: Results) -> Iterator[str]:
 def ahead(declared: Enough, results: Results) -> dict[Any, Difference]:
     """Value of `by` -> the least time of a sample on the CPU over the GPU's, where all arms are known; none
     where it is not to be said."""
-    arms = results.arms if declared.ahead else []
-    known = [(arm.where["device"], needs(declared, results, arm)) for arm in arms]
+    known = needs(declared, results) if declared.ahead else {}
     found = {}
     for value in results.grouped(results.cells, declared.by):
-        best = [(on, each[value].best) for on, each in known if value in each]
+        best = [(arm.where["device"], each[value].best) for arm, each in known.items() if value in each]
         sides = [[cell for on, cell in best if on == device] for device in ("cpu", "cuda")]
         if all(sides) and len(best) == len(known):
             cpu, gpu = (min(side, key=lambda cell: cell.sample_s) for side in sides)
@@ -174,10 +171,9 @@ def ahead(declared: Enough, results: Results) -> dict[Any, Difference]:
 
 def _short_enough(declared: Enough, results: Results) -> str:
     """What is enough on each device, from the least to the most of all; how much longer the CPU takes."""
-    clauses, num_values = [], 0
+    clauses, num_values, every = [], 0, needs(declared, results).items()
     for device in DEVICES:
-        arms = [arm for arm in _arms(declared, results) if arm.where["device"] == device.where["device"]]
-        known = [needs(declared, results, arm) for arm in arms]
+        known = [found for arm, found in every if arm.where["device"] == device.where["device"]]
         each = [need for found in known for need in found.values()]
         if not each:
             continue
