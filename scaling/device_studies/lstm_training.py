@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scaling.aggregators.host import threads
 from scaling.device_studies.base import Budget, LeftOutError, Samples, facts, steps
 from scaling.workloads.base import Split, cross_entropy
 from scaling.workloads.registry import create_dataset
@@ -186,12 +187,8 @@ class Measurement:
             for part in (train, test)
         )
         if (point["width"], point["batch"]) == (self.study.accuracy_width, self.study.accuracy_batch):
-            num_threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            try:
+            with threads(1):
                 rows = list(self._accuracies(train, test))
-            finally:
-                torch.set_num_threads(num_threads)
             yield from rows
         yield from self._phases(train, budget)
 
