@@ -22,13 +22,10 @@ def test_command_by_hand_is_torchrun_with_a_rendezvous_on_loopback(launcher):
     assert launcher.command(SPEC, python="python3") == ["python3", "-m", *torchrun, *WORKER[1:]]
 
 
-def test_python_is_this_one_unless_another_is_named():
-    assert LocalLauncher().command(SPEC)[0] == sys.executable
-
-
 @pytest.mark.parametrize("argument", ["a b", "", "--flag", "ü", "key=[1, 2]", "x;y", "$HOME", "'"])
-def test_awkward_arguments_are_one_word_each(argument):
-    assert LocalLauncher().command(LaunchSpec(1, 1, "m", [argument, "last"]))[-3:] == ["m", argument, "last"]
+def test_awkward_arguments_are_one_word_each_and_python_is_this_one_unless_another_is_named(argument):
+    command = LocalLauncher().command(LaunchSpec(1, 1, "m", [argument, "last"]))
+    assert (command[0], command[-3:]) == (sys.executable, ["m", argument, "last"])
 
 
 @pytest.mark.parametrize(("platform", "interface"), [("linux", {"GLOO_SOCKET_IFNAME": "lo"}), ("darwin", {})])

@@ -84,6 +84,8 @@ NONE_IS_SET = "(?s)no launcher's variables are set.*torchrun: RANK, LOCAL_RANK, 
     ({**SRUN, "SLURM_STEP_NUM_TASKS": "4"}, "NTASKS is 8, and SLURM_STEP_NUM_TASKS makes 4 tasks"),
     ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, "is 8, and SLURM_STEP_TASKS_PER_NODE makes 12"),
     (dict(zip(TABLES["flux"].values(), "0052", strict=True)), r"5 on 2 hosts .*--tasks-per-node"),
+    ({"SCALING_RANK_VARIABLES": "A,B", "A": "0", "B": "1"},
+     "SCALING_RANK_VARIABLES is 'A,B'; it must name the variables of rank,"),
 ], ids=str)  # fmt: skip
 def test_variables_that_make_no_rank_are_an_error_that_names_them(environ, message):
     with pytest.raises(RankError, match=message):
@@ -104,10 +106,8 @@ def test_every_table_names_every_field(launcher):
 def test_tasks_of_srun_meet_on_the_first_host_of_their_job(more):
     meeting = RankInfo.from_env({**SRUN, **more}).meeting_variables({**SRUN, **more})
     assert meeting == {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "n1", "MASTER_PORT": "20017"}
-
-
-def test_torchrun_inside_a_task_of_srun_sets_where_the_ranks_meet():
-    assert RankInfo.from_env({**SRUN, **TORCHRUN}).meeting_variables(SRUN) == {}
+    # torchrun inside a task sets where the ranks meet by itself.
+    assert RankInfo.from_env({**SRUN, **more, **TORCHRUN}).meeting_variables(SRUN) == {}
 
 
 @pytest.mark.parametrize(("change", "message"), [

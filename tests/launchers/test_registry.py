@@ -46,14 +46,11 @@ def test_every_built_in_launcher_is_known_by_the_name_that_it_has():
     assert names == {name: name for name in registry.BUILT_IN}
 
 
-def test_launcher_in_a_file_of_its_own_starts_the_same_worker(own):
+def test_launcher_in_a_file_of_its_own_starts_the_same_worker_which_learns_its_place_by_its_variables(own):
     launcher = scope_for(own, None, None, {}).launcher
     expected = ["flux", "run", "-n4", "python3", "-m", "scaling.worker", "mnist", "--out", "my results"]
     assert launcher.command(SPEC, "python3") == expected
-
-
-def test_worker_learns_its_place_from_the_variables_that_the_launcher_names(own):
-    environ = scope_for(own, None, None, {}).launcher.environment(SPEC)
+    environ = launcher.environment(SPEC)
     task = {"TASK_RANK": "3", "TASK_LOCAL_ID": "1", "JOB_SIZE": "4", "LOCAL_SIZE": "2"}
     environ |= {f"FLUX_{name}": value for name, value in task.items()}
     info = RankInfo.from_env(environ)
@@ -61,12 +58,6 @@ def test_worker_learns_its_place_from_the_variables_that_the_launcher_names(own)
     assert info.meeting_variables(environ) == {"RANK": "3", "WORLD_SIZE": "4"}
     with pytest.raises(RankError, match=r"flux set FLUX_TASK_RANK, .*, but FLUX_LOCAL_SIZE is missing"):
         RankInfo.from_env({name: value for name, value in environ.items() if name != "FLUX_LOCAL_SIZE"})
-
-
-def test_variables_that_do_not_name_every_field_are_refused():
-    said = "SCALING_RANK_VARIABLES is 'A,B'; it must name the variables of rank,"
-    with pytest.raises(RankError, match=said):
-        RankInfo.from_env({"SCALING_RANK_VARIABLES": "A,B", "A": "0", "B": "1"})
 
 
 def test_launcher_of_another_package_is_known_by_its_entry_point_and_replaces_no_built_in(own, monkeypatch):

@@ -180,15 +180,17 @@ def test_signal_is_passed_on_and_the_launcher_waited_for_before_the_requeue(tmp_
     assert err == "stopped by SIGUSR1; job 17 goes back to the queue and on from here\n"
 
 
-@pytest.mark.parametrize(("restarts", "state"), [("1", "RUNNING"), ("0", "COMPLETING"), ("0", "")])
-def test_job_is_requeued_once_and_not_when_it_was_cancelled(tmp_path, restarts, state):
-    code, out, err = run_end(tmp_path, HEARS, signals=1, restarts=restarts, state=state)
-    assert code == 130
-    assert "requeue" not in out
-    assert err == "stopped by SIGUSR1; give the script to sbatch again to go on from here\n"
+NOT_AGAIN = "stopped by SIGUSR1; give the script to sbatch again to go on from here\n"
 
 
-def test_launcher_that_finishes_in_spite_of_the_signal_is_not_requeued(tmp_path):
-    code, out, err = run_end(tmp_path, HEARS.replace("130", "0"), signals=1)
-    assert (code, err) == (0, "")
+@pytest.mark.parametrize(("launcher", "restarts", "state", "status", "said"), [
+    (HEARS, "1", "RUNNING", 130, NOT_AGAIN), (HEARS, "0", "COMPLETING", 130, NOT_AGAIN),
+    (HEARS, "0", "", 130, NOT_AGAIN),
+    (HEARS.replace("130", "0"), "0", "RUNNING", 0, ""),  # it finishes in spite of the signal
+])  # fmt: skip
+def test_job_is_requeued_once_and_not_when_it_was_cancelled_or_has_finished(
+    tmp_path, launcher, restarts, state, status, said
+):
+    code, out, err = run_end(tmp_path, launcher, signals=1, restarts=restarts, state=state)
+    assert (code, err) == (status, said)
     assert "requeue" not in out

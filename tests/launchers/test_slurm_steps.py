@@ -33,10 +33,6 @@ def test_torchrun_is_one_task_a_node_with_a_rendezvous_on_the_first_host():
     assert launcher.command(SPEC, "python3") == [*srun(2, 1), *torchrun]
 
 
-def test_srun_is_one_task_a_worker():
-    assert SlurmSrun.from_environment(JOB).command(SPEC, "python3") == [*srun(8, 4), *WORKER]
-
-
 def test_launch_takes_as_few_nodes_as_hold_it_and_waits_as_long_as_is_set():
     launcher = SlurmTorchrun.from_environment({**JOB, "SCALING_JOIN_TIMEOUT_S": "20"})
     words = launcher.command(LaunchSpec(4, 1, "m", []))
@@ -44,16 +40,15 @@ def test_launch_takes_as_few_nodes_as_hold_it_and_waits_as_long_as_is_set():
     assert "--rdzv-conf=join_timeout=20,read_timeout=20" in words
 
 
-def test_environment_says_who_started_the_workers_and_where_they_meet():
+def test_srun_is_one_task_a_worker_which_reads_back_who_started_it_and_where_they_meet():
+    launcher = SlurmSrun.from_environment(JOB)
+    assert launcher.command(SPEC, "python3") == [*srun(8, 4), *WORKER]
     added = {"SCALING_LAUNCHER": "slurm-srun", "OMP_NUM_THREADS": "3"}
     place = {"MASTER_ADDR": "n1", "MASTER_PORT": "20017"}
-    assert SlurmSrun.from_environment(JOB).environment(SPEC) == {**added, **place}
-
-
-def test_worker_reads_back_who_started_it():
+    assert launcher.environment(SPEC) == {**added, **place}
     task = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
     task |= {"SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
-    info = RankInfo.from_env({**JOB, **task, **SlurmSrun.from_environment(JOB).environment(SPEC)})
+    info = RankInfo.from_env({**JOB, **task, **launcher.environment(SPEC)})
     assert (info.launcher, info.rank, info.world_size, info.local_world_size) == ("slurm-srun", 5, 8, 4)
 
 

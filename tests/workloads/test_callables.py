@@ -50,16 +50,14 @@ def built(name, parameters=None):
     return build_module(model, model.shape or DIGITS)
 
 
-def test_class_without_a_declaration_takes_the_data_and_the_cross_entropy():
-    model = create_model("foreign:Linear", {"num_classes": 10})
-    assert (model.shape, model.loss) == (None, cross_entropy)
+def test_class_without_a_declaration_takes_the_data_and_the_cross_entropy_and_a_declared_one_its_own():
+    plain, own = (
+        create_model("foreign:Linear", {"num_classes": 10}),
+        create_model("foreign:declared", {"width": 3}),
+    )
+    assert (plain.shape, plain.loss, own.shape, own.loss) == (None, cross_entropy, DIGITS, squared)
     assert built("Linear", {"num_classes": 10})[-1].out_features == built("shaped")[-1].out_features == 10
     assert built("Linear", {"num_classes": 10, "depth": 3}).more == {"depth": 3}  # it takes any
-
-
-def test_declared_input_and_loss_are_the_models():
-    model = create_model("foreign:declared", {"width": 3})
-    assert (model.shape, model.loss) == (DIGITS, squared)
 
 
 def test_looking_at_the_logits_leaves_no_trace():

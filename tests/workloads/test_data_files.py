@@ -37,15 +37,14 @@ def files_beside(target):
 
 
 class TestWhole:
-    def test_file_is_alone_in_a_folder_made_for_it(self, target, start_mirror):
+    @pytest.mark.parametrize("block_bytes", [data_files.BLOCK_BYTES, 1000])
+    def test_file_is_whole_and_alone_in_a_folder_made_for_it(
+        self, target, start_mirror, monkeypatch, block_bytes
+    ):
+        monkeypatch.setattr(data_files, "BLOCK_BYTES", block_bytes)
         mirror = start_mirror({"/file": CONTENT})
         get(target, mirror)
         assert (files_beside(target), mirror.asked) == ({"file": CONTENT}, [("/file", None)])
-
-    def test_file_longer_than_a_block_arrives_whole(self, target, start_mirror, monkeypatch):
-        monkeypatch.setattr(data_files, "BLOCK_BYTES", 1000)
-        get(target, start_mirror({"/file": CONTENT}))
-        assert files_beside(target) == {"file": CONTENT}
 
     def test_wrong_content_is_refused_and_not_kept(self, target, start_mirror):
         mirror = start_mirror({"/file": CONTENT[:-1]})
@@ -96,24 +95,20 @@ class TestResumed:
         get(target, breaking, good)
         assert (files_beside(target), good.asked) == ({"file": CONTENT}, [("/file", "bytes=3000-")])
 
-    def test_mirror_without_ranges_sends_it_anew(self, target, part, start_mirror):
-        part.write_bytes(FIRST)
-        mirror = start_mirror({"/file": CONTENT}, knows_ranges=False)
-        get(target, mirror)
-        assert (files_beside(target), len(mirror.asked)) == ({"file": CONTENT}, 1)
-
-    @pytest.mark.parametrize("kept", [b"another file", CONTENT + b"more"], ids=["other", "too long"])
-    def test_kept_bytes_of_something_else_are_thrown_away(self, target, part, start_mirror, kept):
+    @pytest.mark.parametrize(("kept", "mirrored", "asked"), [
+        (FIRST, {"contents": {"/file": CONTENT}, "knows_ranges": False}, ["bytes=3000-"]),  # all is sent anew
+        (b"another file", {"contents": {"/file": CONTENT}}, ["bytes=12-", None]),
+        (CONTENT + b"more", {"contents": {"/file": CONTENT}}, ["bytes=10244-", None]),
+        (CONTENT, {"contents": {}}, []),  # it was not renamed yet
+    ], ids=["no ranges", "other", "too long", "whole"])  # fmt: skip
+    def test_kept_bytes_are_those_of_the_file_or_thrown_away(
+        self, target, part, start_mirror, kept, mirrored, asked
+    ):
         part.write_bytes(kept)
-        mirror = start_mirror({"/file": CONTENT})
+        mirror = start_mirror(**mirrored)
         get(target, mirror)
-        assert (files_beside(target), mirror.asked[1:]) == ({"file": CONTENT}, [("/file", None)])
-
-    def test_whole_file_that_was_not_renamed_yet_is_not_downloaded_again(self, target, part, start_mirror):
-        part.write_bytes(CONTENT)
-        mirror = start_mirror({})
-        get(target, mirror)
-        assert (files_beside(target), mirror.asked) == ({"file": CONTENT}, [])
+        assert files_beside(target) == {"file": CONTENT}
+        assert mirror.asked == [("/file", wanted) for wanted in asked]
 
     def test_kept_bytes_stay_when_no_mirror_answers(self, target, part, start_mirror):
         part.write_bytes(FIRST)

@@ -106,14 +106,13 @@ class TestReading:
 
 
 class TestFetching:
-    def test_missing_file_is_stored_in_the_cache_and_nothing_else(self, folders, start_mirror):
-        fetch_file(FILE, folders, [start_mirror({"/file.gz": CONTENT}).address])
+    def test_missing_file_is_stored_in_the_cache_from_a_mirror_that_has_it_intact(
+        self, folders, start_mirror
+    ):
+        bad, good = start_mirror({"/file.gz": CONTENT[:-1]}), start_mirror({"/file.gz": CONTENT})
+        fetch_file(FILE, folders, [bad.address, good.address])
         assert [p.read_bytes() for p in folders[1].iterdir()] == [CONTENT]
         assert not list(folders[0].iterdir())
-
-    def test_second_mirror_is_asked_when_the_first_is_corrupted(self, folders, start_mirror):
-        bad = start_mirror({"/file.gz": CONTENT[:-1]})
-        fetch_file(FILE, folders, [bad.address, start_mirror({"/file.gz": CONTENT}).address])
         assert read_checked(FILE, folders) == CONTENT
 
     def test_error_lists_the_reason_of_every_mirror(self, folders, start_mirror, monkeypatch):
@@ -128,15 +127,14 @@ class TestFetching:
             assert part in str(caught.value)
         assert not list(folders[1].iterdir())
 
-    def test_intact_file_is_not_downloaded_again(self, folders, start_mirror):
+    def test_file_that_is_there_is_not_downloaded_again_nor_overwritten_if_it_is_damaged(
+        self, folders, start_mirror
+    ):
+        mirror = start_mirror({"/file.gz": CONTENT})
         (folders[0] / FILE.name).write_bytes(CONTENT)
-        mirror = start_mirror({"/file.gz": CONTENT})
         fetch_file(FILE, folders, [mirror.address])
-        assert mirror.asked == []
-
-    def test_damaged_file_is_not_overwritten(self, folders, start_mirror):
+        (folders[0] / FILE.name).rename(folders[1] / FILE.name)
         (folders[1] / FILE.name).write_bytes(b"damaged")
-        mirror = start_mirror({"/file.gz": CONTENT})
         with pytest.raises(DataError, match="is damaged"):
             fetch_file(FILE, folders, [mirror.address])
         assert (mirror.asked, (folders[1] / FILE.name).read_bytes()) == ([], b"damaged")

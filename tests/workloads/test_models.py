@@ -33,22 +33,14 @@ def name(request):
     return request.param
 
 
-def on_meta(name):
-    """The model for its own data: no numbers, and no time to make them."""
+def test_trainable_parameters_are_as_many_as_published_and_logits_one_a_class_of_every_target(name):
     model = create_model(name)
+    assert model.name == name
     shape = resolve_shape(model, create_dataset(model.dataset))
-    with torch.device("meta"):
-        return build_module(model, shape), shape
-
-
-def test_number_of_trainable_parameters_is_the_published_one(name):
-    module, _ = on_meta(name)
+    with torch.device("meta"):  # no numbers, and no time to make them
+        module = build_module(model, shape)
+        inputs = torch.zeros(2, *shape.input_shape, dtype=torch.int64 if shape.tokens else None)
     assert sum(p.numel() for p in module.parameters() if p.requires_grad) == NUM_PARAMETERS[name]
-
-
-def test_logits_are_one_a_class_of_every_target(name):
-    module, shape = on_meta(name)
-    inputs = torch.zeros(2, *shape.input_shape, device="meta", dtype=torch.int64 if shape.tokens else None)
     assert module(inputs).shape == (2, *(shape.input_shape if shape.tokens else ()), shape.num_classes)
 
 

@@ -29,14 +29,11 @@ def test_incomplete_last_batch_is_dropped_and_differs_between_epochs():
     assert set.union(*kept) == set(range(10))
 
 
-def test_order_depends_on_seed_and_epoch_alone():
+def test_order_depends_on_seed_and_epoch_alone_and_no_two_of_them_share_one():
     first = epoch_batches(100, 10, seed=5, epoch=2)
     torch.manual_seed(99)
     assert torch.equal(epoch_batches(100, 10, seed=5, epoch=2), first)
     assert torch.equal(epoch_batches(100, 20, seed=5, epoch=2).flatten(), first.flatten())
-
-
-def test_no_two_seeds_and_epochs_share_an_order():
     drawn = [(seed, epoch) for seed in (*range(8), 1 + 2**32) for epoch in range(8)]
     assert len({tuple(epoch_batches(50, 50, *one)[0].tolist()) for one in drawn}) == 72
 
@@ -80,34 +77,23 @@ def one_by_one(image, row, column, mirrored):
     return result
 
 
-@pytest.fixture(scope="module")
-def many():
-    return epoch_variations(50_000, seed=0, epoch=1)
-
-
 class TestVariations:
-    def test_all_offsets_from_0_to_8_occur_equally_often(self, many):
-        assert many.offsets.shape == (50_000, 2)
+    def test_offsets_from_0_to_8_and_mirroring_are_uniform_and_independent(self):
+        many = epoch_variations(50_000, seed=0, epoch=1)
+        assert (many.offsets.shape, many.mirrored.dtype) == ((50_000, 2), torch.bool)
         for axis in range(2):
             shares = many.offsets[:, axis].bincount() / 50_000
             assert shares.tolist() == pytest.approx([1 / 9] * 9, abs=0.006)  # over four standard deviations
-
-    def test_half_are_mirrored(self, many):
-        assert many.mirrored.dtype == torch.bool
         assert many.mirrored.float().mean().item() == pytest.approx(0.5, abs=0.01)
-
-    def test_rows_columns_and_mirroring_are_independent(self, many):
         columns = torch.cat([many.offsets, many.mirrored[:, None]], 1).T.float()
         torch.testing.assert_close(torch.corrcoef(columns), torch.eye(3), atol=0.02, rtol=0)
 
-    def test_depend_on_seed_and_epoch_alone(self):
+    def test_depend_on_seed_and_epoch_alone_and_no_two_of_them_share_any(self):
         first = epoch_variations(100, seed=5, epoch=2)
         torch.manual_seed(99)
         again = epoch_variations(100, seed=5, epoch=2)
         assert torch.equal(first.offsets, again.offsets)
         assert torch.equal(first.mirrored, again.mirrored)
-
-    def test_no_two_seeds_and_epochs_share_them(self):
         drawn = [epoch_variations(50, seed, epoch) for seed in range(8) for epoch in range(8)]
         assert len({tuple(one.offsets.flatten().tolist()) for one in drawn}) == 64
         assert len({tuple(one.mirrored.tolist()) for one in drawn}) == 64

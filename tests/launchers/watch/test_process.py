@@ -69,22 +69,36 @@ def ranks(start):
 
 
 @pytest.fixture
-def watch(capfd):
-    """watch(ranks): starts their watcher; gives what gives all that it says, until it ends with the last."""
+def begin():
+    """begin(...): starts a watcher, gone afterwards; in the test itself, or nothing captures what it says."""
     watchers = []
 
-    def begin(ranks):
-        watchers.append(start_watcher({n: (rank.pid, page) for n, (rank, page) in enumerate(ranks)}, 2))
-        return said
+    def started(*words):
+        watchers.append(start_watcher(*words))
+        return watchers[-1]
 
-    def said():
-        watchers[0].communicate(timeout=LIMIT_S)
-        return capfd.readouterr().err
-
-    yield begin
+    yield started
     for watcher in watchers:
         watcher.kill()
         watcher.communicate()
+
+
+def heard(watchers, capfd):
+    """All that they say, until they end with the last rank."""
+    for watcher in watchers:
+        watcher.communicate(timeout=LIMIT_S)
+    return capfd.readouterr().err
+
+
+@pytest.fixture
+def watch(begin, capfd):
+    """watch(ranks): starts their watcher; the ranks, and what gives all that it says."""
+
+    def watched(ranks):
+        watcher = begin({n: (rank.pid, page) for n, (rank, page) in enumerate(ranks)}, 2)
+        return [rank for rank, _ in ranks], lambda: heard([watcher], capfd)
+
+    return watched
 
 
 def say(rank, words):
@@ -99,8 +113,7 @@ def step(rank):
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_rank_that_leaves_without_a_word_is_named_and_the_others_are_ended(ranks, watch, code):
-    said_by_watcher = watch(ranks)
-    ranks = [rank for rank, _ in ranks]
+    ranks, said_by_watcher = watch(ranks)
     step(ranks[1])
     say(ranks[1], f"exit {code}")
     assert said_by_watcher() == (
@@ -111,8 +124,7 @@ def test_rank_that_leaves_without_a_word_is_named_and_the_others_are_ended(ranks
 
 
 def test_rank_that_holds_the_interpreters_lock_is_named_with_its_stack(ranks, watch):
-    said_by_watcher = watch(ranks)
-    ranks = [rank for rank, _ in ranks]
+    ranks, said_by_watcher = watch(ranks)
     for rank in ranks:
         for _ in range(3):
             step(rank)
@@ -125,8 +137,7 @@ def test_rank_that_holds_the_interpreters_lock_is_named_with_its_stack(ranks, wa
 
 
 def test_rank_that_is_stopped_is_named_so(ranks, watch):
-    said_by_watcher = watch(ranks)
-    ranks = [rank for rank, _ in ranks]
+    ranks, said_by_watcher = watch(ranks)
     os.kill(ranks[1].pid, signal.SIGSTOP)
     said = said_by_watcher()
     assert f"rank 1 is behind on {HOST}, stopped by a signal, in timed iterations" in said
@@ -137,8 +148,7 @@ def test_rank_that_is_stopped_is_named_so(ranks, watch):
 @pytest.mark.parametrize("hears", [True, False])
 def test_stopped_rank_is_charged_with_the_cell_in_which_it_was_stopped(ranks, watch, hears):
     """It would go on to the next cell as soon as it is continued for its stack."""
-    said_by_watcher = watch(ranks)
-    stopped = ranks[1][0]
+    (_, stopped), said_by_watcher = watch(ranks)
     if not hears:
         say(stopped, "ignore")
         assert stopped.stdout.readline() == "did\n"
@@ -155,8 +165,7 @@ def test_stopped_rank_is_charged_with_the_cell_in_which_it_was_stopped(ranks, wa
 
 
 def test_ranks_that_leave_in_order_are_not_named_and_the_watcher_ends_with_them(ranks, watch):
-    said_by_watcher = watch(ranks)
-    ranks = [rank for rank, _ in ranks]
+    ranks, said_by_watcher = watch(ranks)
     for rank in ranks:
         say(rank, "leave")
     assert said_by_watcher() == ""
@@ -171,28 +180,17 @@ def test_rank_that_is_gone_before_it_can_be_watched_is_said(start, capfd):
 
 
 @pytest.fixture
-def watch_apart():
+def watch_apart(begin):
     """watch_apart(ranks): starts a watcher for each of two ranks, as on two hosts."""
-    watchers = []
 
-    def begin(ranks):
+    def watched(ranks):
         listener, meeting = open_meeting("127.0.0.1")
         (first, page), (second, other_page) = ranks
         with listener:
-            watchers.append(start_watcher({0: (first.pid, page)}, 2, meeting, listener))
-        watchers.append(start_watcher({1: (second.pid, other_page)}, 2, meeting))
-        return [first, second], watchers
+            watcher = begin({0: (first.pid, page)}, 2, meeting, listener)
+        return [first, second], [watcher, begin({1: (second.pid, other_page)}, 2, meeting)]
 
-    yield begin  # in the test: what they say is captured there alone
-    for watcher in watchers:
-        watcher.kill()
-        watcher.communicate()
-
-
-def said_by(watchers, capfd):
-    for watcher in watchers:
-        watcher.communicate(timeout=LIMIT_S)
-    return capfd.readouterr().err.splitlines()
+    return watched
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -200,7 +198,7 @@ def test_rank_that_leaves_another_host_is_named_on_both(ranks, watch_apart, capf
     ranks, watchers = watch_apart(ranks)
     step(ranks[rank])
     say(ranks[rank], "exit 3")
-    lines = said_by(watchers, capfd)
+    lines = heard(watchers, capfd).splitlines()
     assert len(lines) == 2
     assert lines[0] == lines[1]
     assert lines[0].startswith(f"watcher: rank {rank} left first on {HOST}, with exit code 3, without a word")
@@ -215,7 +213,7 @@ def test_rank_of_another_host_that_is_stopped_is_named_on_both_with_its_stack(
     for one in ranks:
         step(one)
     os.kill(ranks[rank].pid, signal.SIGSTOP)
-    lines = said_by(watchers, capfd)
+    lines = heard(watchers, capfd).splitlines()
     assert sum(f"rank {rank} is behind on {HOST}, stopped by a signal" in line for line in lines) == 2
     assert sum('File "<string>"' in line for line in lines) >= 2
     assert not any(f"rank {1 - rank}" in line for line in lines)
@@ -230,7 +228,7 @@ def test_host_of_which_nothing_is_heard_any_more_is_named(ranks, capfd, monkeypa
     other = Peers.of(meeting.host, meeting.port, "elsewhere", [1])
     assert not other.decides
     del other  # its connection ends without a word
-    (line,) = said_by([watcher], capfd)
+    (line,) = heard([watcher], capfd).splitlines()
     assert line.startswith("watcher: rank 1 left first on elsewhere, with the watcher there")
     assert first.wait(LIMIT_S) == -signal.SIGKILL
 
