@@ -421,22 +421,9 @@ def mpirun(request: pytest.FixtureRequest) -> HandLauncher:
     return _hand_launcher(request.param)
 
 
-@pytest.fixture
-def openmpi() -> HandLauncher:
-    return _hand_launcher("openmpi")
+def _fixture_of(fixture: str, launcher: str) -> Any:
+    return pytest.fixture(lambda: _hand_launcher(launcher), name=fixture)
 
 
-@pytest.fixture
-def system_openmpi() -> HandLauncher:
-    """Debian's, beside that of the package index."""
-    return _hand_launcher("Debian's Open MPI")
-
-
-@pytest.fixture
-def mpich() -> HandLauncher:
-    return _hand_launcher("mpich")
-
-
-@pytest.fixture
-def horovodrun() -> HandLauncher:
-    return _hand_launcher("horovodrun")
+openmpi, mpich, horovodrun = (_fixture_of(name, name) for name in ("openmpi", "mpich", "horovodrun"))
+system_openmpi = _fixture_of("system_openmpi", "Debian's Open MPI")  # beside that of the package index

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -105,11 +106,8 @@ def test_table_of_the_ddp_loop_is_that_of_the_samples(monkeypatch):
     from against_ddp_loop import table
 
     (_, *rows) = tables()["against-ddp-loop-4xh200/samples.csv"]
-    made = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in table(RESULTS / "against-ddp-loop-4xh200")
-    ]
-    assert (len(rows), rows) == (36, made[2:])
+    made = cells(table(RESULTS / "against-ddp-loop-4xh200"))
+    assert (len(rows), rows) == (36, made[1:])
 
 
 def seconds_by_name(file: str) -> dict[str, list[float]]:
@@ -312,7 +310,7 @@ def test_codec_tables_are_those_of_the_samples(monkeypatch):
     slower = [row[0] for row in shown if row[4].replace(".", "").isdigit() and float(row[4]) < 1]
     assert not slower, "what the text says"
     text = text_of_results()
-    codes = json.loads((RESULTS / file).read_text(encoding="utf-8"))["codecs"]
+    codes = document["codecs"]
     rows = [row for one in codes[:6] for row in one["rows"] if row["name"].endswith("encode, kernels, graph")]
     encodings = [np.median(row["seconds"]) * BYTES_PER_S / row["bytes_moved"] for row in rows]
     assert holds_numbers(text, f"takes {min(encodings):.2f} to {max(encodings):.2f} times its floor")
@@ -340,3 +338,20 @@ def test_steps_that_were_predicted_before_they_were_trained_are_those_of_the_tab
         assert guess == f"{known['value']:,.0f} ({known['low']:,.0f} to {known['high']:,.0f})"
         assert error == f"{known['value'] / np.exp(one.logs.mean()) - 1:+.1%}"
         assert inside == f"{sum(known['low'] < each < known['high'] for each in one.steps)} of 3"
+
+
+@pytest.mark.parametrize("path", sorted((RESULTS / "gpu-tests").glob("*.xml")), ids=lambda path: path.stem)
+def test_tests_of_gpus_say_where_they_ran_and_nothing_was_left_out_that_could_run(path):
+    (suite,) = ElementTree.parse(path).getroot()
+    facts = {one.get("name"): one.get("value") for one in suite.find("properties")}
+    assert re.fullmatch("[0-9a-f]{40}", facts["commit"])
+    assert re.match(r"20\d\d-\d\d-\d\dT", facts["date"])
+    for name in ("driver", "torch", "cuda", "nccl", "python", "cpu"):
+        assert facts[name] not in ("", "None"), name
+    promised = int(facts["SCALING_TEST_GPUS"])
+    assert 1 <= promised <= len(facts["gpus"].split(", "))
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
+    for reason in {left_out.get("message") for left_out in suite.iter("skipped")}:
+        needed, seen = map(int, re.fullmatch(r"needs (\d+) GPU\(s\), and torch sees (\d+)", reason).groups())
+        assert needed > max(promised, seen)
+    assert int(suite.get("tests")) > int(suite.get("skipped"))

@@ -1,4 +1,4 @@
-"""What the documents say is true: numbers against the committed results, examples by running them."""
+"""What the documents say is true: numbers against results and simulations, examples by running them."""
 
 import csv
 import importlib
@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -24,6 +25,7 @@ from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.workloads.base import DataShape
 from scaling.workloads.registry import build_module, create_model
+from tests.made import loaded
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -56,12 +58,10 @@ def test_table_of_aggregators_is_that_of_the_committed_results():
                 assert math.isclose(float(text), value, abs_tol=0.5001 * 10**-digits), (name, text, value)
 
 
-ARCHITECTURE = ROOT / "docs" / "background" / "architecture.md"
-
-
 @pytest.mark.parametrize("route", ["a gradient", "a study", "`scaling attach`"])
 def test_routes_of_the_architecture_have_few_stops_that_exist(route):
-    text = ARCHITECTURE.read_text().partition(f"## The route of {route}\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "background" / "architecture.md").read_text()
+    text = page.partition(f"## The route of {route}\n")[2].partition("\n## ")[0]
     stops = re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]
     assert 3 < len(stops) <= 8
     for stop in stops:
@@ -168,3 +168,95 @@ def test_times_of_measured_steps_are_wall_clock_over_steps_of_their_folders(firs
             if re.fullmatch(r"\d+\.\d+", cell) and heading != "GB":
                 decimals = len(cell.partition(".")[2])
                 assert cell in {f"{time_ms:.{decimals}f}" for time_ms in times_ms}, (heading, row)
+
+
+SCRIPT = ROOT / "benchmarks" / "dual_k80_presets.py"
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    module = loaded(SCRIPT)
+    times = {(machine, n): module.simulated_s(n, machine) for machine in module.MACHINES for n in (2, 4)}
+    return {key: {name: f"{s * 1e3:.1f}" for name, s in own.items()} for key, own in times.items()}
+
+
+def test_table_has_the_simulated_times_of_every_preset(simulated):
+    text = (ROOT / "docs" / "background" / "dual-k80.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)`[^|]*" + 4 * r"\| ([\d.]+) " + r"\|", text, re.MULTILINE)
+    for column, times in enumerate(simulated.values(), 1):
+        assert {row[0]: row[column] for row in rows} == times
+
+
+def test_order_at_two_gpus_is_the_papers(simulated):
+    order = list(simulated["dual-k80", 2])
+    paper = ["caffe", "torch_cpu", "tensorflow"]
+    assert [name for name in order if name in paper] == paper
+    assert {"mxnet_device", "cntk"} < set(order[: order.index("caffe")])
+
+
+def test_every_line_shows_its_arithmetic(capsys):
+    loaded(SCRIPT).main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "speed-up" in line]
+    assert len(lines) == 48
+    for line in lines:
+        total, parts = line.split("=", 1)
+        milliseconds = [float(part) for part in re.findall(r"(?:^| \+) ?[\w() ]*? (\d+\.\d\d)", parts)]
+        assert sum(milliseconds) == pytest.approx(float(total.split()[1]), abs=0.1)
+
+
+MODELS = ("fcn-r", "alexnet-r", "resnet-56")
+NAMED = {"no exchange": "none", "host-only": "host", "NVLink": "NVLink", "host memory": "host"}
+
+
+def table(page, beginning):
+    """First cell of each row -> the others; of the table whose heading begins like that."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(beginning))
+    rows = []
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return {row[0]: row[1:] for row in rows}
+
+
+def shown(ms):
+    return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}"
+
+
+def test_the_five_systems_on_two_gpus():
+    summary = pd.read_csv(ROOT / "results/reference/paper-2xh200/summary.csv", low_memory=False)
+    kept = summary[summary.iteration_s.notna() & (summary.aa_replicate.fillna(0) == 0)]
+    ms = 1e3 * kept.set_index(["aggregator", "step", "model", "world_size", "peer_access"]).iteration_s
+    rows = table("docs/background/measured.md", "| strategy | FCN-R: 1 |")
+    assert len(rows) == 11
+    for label, cells in rows.items():
+        name, _, step = label.replace("`", "").partition(", ")
+        at = NAMED.get(name, name), step or "eager"
+        places = [(*at, model, *place) for model in MODELS for place in ((1, True), (2, True), (2, False))]
+        assert cells == [shown(ms[place]) if place in ms else "" for place in places], label
+
+
+@pytest.fixture(scope="module")
+def launches():
+    """(batch, link, arm) -> the median of each launch in ms, in their order."""
+    samples = pd.read_csv(ROOT / "benchmarks/results/hooked-exchanges-2xh200/three_launches.csv")
+    samples = samples[samples.run.str.startswith("table")].copy()
+    samples[["link", "launch"]] = samples.label.str.split(" ", expand=True)
+    medians = samples.groupby(["batch", "link", "arm", "launch"]).ms.median()
+    return {
+        key: " ".join(f"{value:.1f}" for value in of) for key, of in medians.groupby(["batch", "link", "arm"])
+    }
+
+
+def test_hooks_beside_captured_steps(launches):
+    rows = table("benchmarks/results/README.md", "| arm | batch 8, NVLink |")
+    assert len(rows) == 12
+    ways = {"plain": "/plain", "graphs": "", "captured step": "/captured"}
+    for label, cells in rows.items():
+        name, _, way = label.partition("`: ")
+        name = "by hand" if name.startswith("loop") else name.split("`")[1]
+        arms = [name + ways[each] for each in way.split(", ")] if way else [name]
+        places = [(batch, link) for batch in (8, 16) for link in ("NVLink", "host")]
+        found = [[launches.get((*place, arm), "") for arm in arms] for place in places]
+        assert cells == [", ".join(filter(None, of_arms)) for of_arms in found], label

@@ -15,15 +15,13 @@ LAYOUT = BucketLayout.of([("a", (5, 3)), ("b", (7,))])
 
 @pytest.mark.parametrize("name", NAMES)
 class TestBoth:
-    def test_settings_of_its_start_become_horovods_variables(self, name):
+    def test_settings_of_its_start_become_horovods_variables_and_what_is_not_set_is_left_to_it(self, name):
         settings = {"fusion_threshold_bytes": 0, "cycle_time_s": 0.0025, "timeline": True}
         assert create(name, settings).start_up() == {
             "HOROVOD_FUSION_THRESHOLD": "0",
             "HOROVOD_CYCLE_TIME": "2.5",
             "HOROVOD_TIMELINE": "{launches}/horovod-{world_size}-{repeat}.json",
         }
-
-    def test_what_is_not_set_is_left_to_horovod(self, name):
         assert create(name).start_up() == create(name, {"compression": "fp16"}).start_up() == {}
 
     def test_it_is_lossy_with_16_bits_alone(self, name):

@@ -45,16 +45,13 @@ def test_all_systems_are_there():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-class TestDocuments:
-    def test_module_names_its_source_and_what_differs(self, name):
-        text = inspect.getmodule(type(create(name))).__doc__
-        assert f"`{name}`" in text
-        for needed in ("Reference", "Differences", "Bytes", "Error", "mean", "sum"):
-            assert needed in text
-
-    def test_site_is_the_class_attribute_for_small_tensors(self, name, network):
-        aggregator = create(name)
-        assert aggregator.site(network) == aggregator.update_site
+def test_module_names_its_source_and_what_differs_and_the_site_of_small_tensors_is_the_classs(name, network):
+    aggregator = create(name)
+    text = inspect.getmodule(type(aggregator)).__doc__
+    assert f"`{name}`" in text
+    for needed in ("Reference", "Differences", "Bytes", "Error", "mean", "sum"):
+        assert needed in text
+    assert aggregator.site(network) == aggregator.update_site
 
 
 @pytest.mark.sampled(4)
@@ -159,10 +156,8 @@ class TestTree:
     def test_every_board_size_delivers_the_sum(self, world_size, gpus_per_board, network):
         verify(Caffe(gpus_per_board=gpus_per_board).schedule(world_size, network))
 
-    def test_two_boards_of_two_pair_as_on_the_papers_machine(self, network):
+    def test_two_boards_of_two_pair_as_on_the_papers_machine_and_boards_before_neighbours(self, network):
         assert pairs_of(Caffe(gpus_per_board=2), 4, network) == [(0, 1), (2, 3), (0, 2)]
-
-    def test_boards_pair_before_neighbours(self, network):
         assert set(pairs_of(Caffe(gpus_per_board=3), 6, network)) == {(0, 1), (3, 4), (0, 2), (3, 5), (0, 3)}
         assert set(pairs_of(Caffe(), 6, network)) == {(0, 1), (2, 3), (4, 5), (0, 2), (0, 4)}
 

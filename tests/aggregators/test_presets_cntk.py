@@ -52,15 +52,12 @@ class TestColumns:
         assert all(len(row.unique()) <= 2 for row in rows)
         assert len(FILTER.views(mean)[0][:, 0, 0, 0].unique()) > 2
 
-    def test_matrices_and_vectors_are_those_of_one_bit(self, step):
-        layout = BucketLayout.of([("weight", (40, 12)), ("bias", (40,)), ("scale", ())])
-        ours, other = step(Cntk(), 3, layout), step(OneBit(), 3, layout)
-        assert all(torch.equal(a.mean, b.mean) for a, b in zip(ours, other, strict=True))
-
-    def test_view_of_one_bit_makes_it_cntk(self, step):
-        ours, other = step(Cntk(), 3, FILTER), step(OneBit(view="cntk"), 3, FILTER)
-        assert all(torch.equal(a.mean, b.mean) for a, b in zip(ours, other, strict=True))
-        assert not torch.equal(ours[0].mean, step(OneBit(), 3, FILTER)[0].mean)
+    def test_matrices_are_those_of_one_bit_and_filters_those_of_its_view(self, step):
+        matrices = BucketLayout.of([("weight", (40, 12)), ("bias", (40,)), ("scale", ())])
+        for layout, other in ((matrices, OneBit()), (FILTER, OneBit(view="cntk"))):
+            pairs = zip(step(Cntk(), 3, layout), step(other, 3, layout), strict=True)
+            assert all(torch.equal(a.mean, b.mean) for a, b in pairs)
+        assert not torch.equal(step(Cntk(), 3, FILTER)[0].mean, step(OneBit(), 3, FILTER)[0].mean)
 
 
 class Test32Bit:

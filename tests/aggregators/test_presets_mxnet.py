@@ -25,24 +25,17 @@ def elements(layout):
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-class TestDevice:
-    def test_owners_get_all_and_send_to_all(self, world_size, network, step):
-        owners = assign_owners(elements(network), world_size)
-        owned = [0] * world_size
-        for owner, size in zip(owners, elements(network), strict=True):
-            owned[owner] += 4 * size
-        for rank, outcome in enumerate(step(MxnetDevice(), world_size, network)):
-            others = [o for o in range(world_size) if o != rank and owned[o]]
-            assert outcome.aggregate_traffic == (sum(owned) - owned[rank], len(others))
-            sends = (world_size - 1) * bool(owned[rank])
-            assert outcome.distribute_traffic == ((world_size - 1) * owned[rank], sends)
-
-    def test_owner_steps_its_tensors(self, world_size, network, step):
-        outcomes = step(MxnetDevice(), world_size, network)
-        owners = assign_owners(elements(network), world_size)
-        for offset, size, owner in zip(network.offsets, elements(network), owners, strict=True):
-            spans = outcomes[owner].owned
-            assert not size or any(a <= offset and offset + size <= b for a, b in spans)
+def test_owners_get_all_of_their_tensors_step_them_and_send_to_all(world_size, network, step):
+    owners, outcomes = assign_owners(elements(network), world_size), step(MxnetDevice(), world_size, network)
+    owned = [0] * world_size
+    for offset, size, owner in zip(network.offsets, elements(network), owners, strict=True):
+        owned[owner] += 4 * size
+        assert not size or any(a <= offset and offset + size <= b for a, b in outcomes[owner].owned)
+    for rank, outcome in enumerate(outcomes):
+        others = [o for o in range(world_size) if o != rank and owned[o]]
+        assert outcome.aggregate_traffic == (sum(owned) - owned[rank], len(others))
+        sends = (world_size - 1) * bool(owned[rank])
+        assert outcome.distribute_traffic == ((world_size - 1) * owned[rank], sends)
 
 
 class TestTree:

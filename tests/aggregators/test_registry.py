@@ -97,12 +97,10 @@ class TestParameters:
 
 @pytest.mark.usefixtures("named_by_a_study")
 class TestOwnClass:
-    def test_class_is_found_as_module_and_attribute(self):
+    def test_class_is_found_as_module_and_attribute_and_its_parameters_are_checked(self):
         aggregator = create(own("Halved"), {"factor": 2})
         assert aggregator == Halved(2.0)
         assert aggregator.label() == "halved(factor=2.0)"
-
-    def test_parameters_are_checked_too(self):
         with pytest.raises(StudyError, match=r"parameter factor: .*'half'"):
             create(own("Halved"), {"factor": "half"})
 

@@ -21,7 +21,6 @@ AGGREGATORS = [create(name) for name in BUILT_IN] + [
     create("cntk_32bit", {"transport": "device"}),
     create("tf_spec", {"spec": "nccl:100:psgpu:4k:xring"}),
 ]
-IDS = [aggregator.label() for aggregator in AGGREGATORS]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def names(stages):
     return [type(stage).__name__.lower() if isinstance(stage, Update) else stage.name for stage in stages]
 
 
-@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=IDS)
+@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda one: one.label())
 class TestEveryAggregator:
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize(
@@ -124,15 +123,13 @@ class TestOrder:
         assert stages[-1].site == "replica"
 
 
-class TestPrices:
-    def test_star_costs_more_than_a_tree_and_that_more_than_a_ring(self, big_network):
-        def seconds(name):
-            stages = create(name).stages(big_network, 4)
-            return simulate_plan(stages, load("dual-k80"), 4).seconds
+def test_star_costs_more_than_a_tree_and_that_more_than_a_ring(big_network):
+    def seconds(name):
+        return simulate_plan(create(name).stages(big_network, 4), load("dual-k80"), 4).seconds
 
-        assert seconds("ring") < seconds("caffe") < seconds("torch_dpt")
-        assert seconds("torch_cpu") < seconds("tensorflow")
-        assert seconds("mxnet_device") < seconds("torch_dpt")
+    assert seconds("ring") < seconds("caffe") < seconds("torch_dpt")
+    assert seconds("torch_cpu") < seconds("tensorflow")
+    assert seconds("mxnet_device") < seconds("torch_dpt")
 
 
 @dataclass(frozen=True)
@@ -155,27 +152,17 @@ def test_aggregator_that_says_nothing_is_an_error_that_names_it(network):
         Silent().stages(network, 2)
 
 
-NUM_ELEMENTS = 1000
-
-
-def moved(exchange):
-    """(source, target) -> the elements of its transfers, all of one step."""
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+@pytest.mark.parametrize(("make", "pairs"), [
+    # Every rank writes a row of its own, reads it, reads the one buffer, sends its own to all others.
+    (rows_to_host, lambda n: {(rank, n): rank for rank in range(n)}),
+    (rows_from_host, lambda n: {(n, rank): rank for rank in range(n)}),
+    (copies_to_ranks, lambda n: {(n, rank): 0 for rank in range(n)}),
+    (gathered_by_all, lambda n: {(a, b): a for a in range(n) for b in range(n) if a != b}),
+])  # fmt: skip
+def test_every_rank_moves_its_row_of_host_memory(world_size, make, pairs):
+    exchange = make(1000, world_size)
     (step,) = exchange.schedule.steps
     bounds = exchange.schedule.bounds(exchange.num_elements)
-    return {(one.source, one.target): (bounds[one.start], bounds[one.stop]) for one in step}
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 5])
-class TestHostMemory:
-    @pytest.mark.parametrize(("make", "pairs"), [
-        # Every rank writes a row of its own, reads it, reads the one buffer, sends its own to all others.
-        (rows_to_host, lambda n: {(rank, n): rank for rank in range(n)}),
-        (rows_from_host, lambda n: {(n, rank): rank for rank in range(n)}),
-        (copies_to_ranks, lambda n: {(n, rank): 0 for rank in range(n)}),
-        (gathered_by_all, lambda n: {(a, b): a for a in range(n) for b in range(n) if a != b}),
-    ])  # fmt: skip
-    def test_every_rank_moves_its_row(self, world_size, make, pairs):
-        rows = {
-            pair: (NUM_ELEMENTS * row, NUM_ELEMENTS * (row + 1)) for pair, row in pairs(world_size).items()
-        }
-        assert moved(make(NUM_ELEMENTS, world_size)) == rows
+    moved = {(one.source, one.target): (bounds[one.start], bounds[one.stop]) for one in step}
+    assert moved == {pair: (1000 * row, 1000 * (row + 1)) for pair, row in pairs(world_size).items()}

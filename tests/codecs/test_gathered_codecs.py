@@ -95,30 +95,23 @@ def test_other_densities_are_an_error(density):
         TopKCodec(density)
 
 
-NUM = 50_000
-
-
-def test_numbers_are_uniform_and_below_one():
-    drawn = torch.stack([Noise(NUM, 3, CPU).uniform(), Noise(NUM, 4, CPU).uniform()])
+def test_numbers_are_uniform_and_below_one_and_one_elements_over_steps():
+    drawn = torch.stack([Noise(50_000, 3, CPU).uniform(), Noise(50_000, 4, CPU).uniform()])
     assert drawn.min() >= 0
     assert drawn.max() < 1
     assert (torch.histc(drawn, 10, 0, 1) / drawn.numel() - 0.1).abs().max() < 0.005
-
-
-def test_steps_and_neighbours_do_not_go_together():
-    noise = Noise(NUM, 3, CPU)
-    steps = torch.stack([noise.uniform() for _ in range(8)])
-    together = torch.corrcoef(steps).fill_diagonal_(0).abs().max()
-    neighbours = torch.corrcoef(torch.stack([steps[0, 1:], steps[0, :-1]]))[0, 1].abs()
-    assert together < 0.03
-    assert neighbours < 0.03
-
-
-def test_one_elements_numbers_are_uniform_over_steps():
     noise = Noise(20, 3, CPU)
     over_steps = torch.stack([noise.uniform() for _ in range(4000)])
     assert (over_steps.mean(0) - 0.5).abs().max() < 0.03
     assert ((over_steps < 0.1).float().mean(0) - 0.1).abs().max() < 0.03
+
+
+def test_steps_and_neighbours_do_not_go_together():
+    noise = Noise(50_000, 3, CPU)
+    steps = torch.stack([noise.uniform() for _ in range(8)])
+    neighbours = torch.corrcoef(torch.stack([steps[0, 1:], steps[0, :-1]]))[0, 1]
+    assert torch.corrcoef(steps).fill_diagonal_(0).abs().max() < 0.03
+    assert neighbours.abs() < 0.03
 
 
 def test_state_of_two_numbers_decides_what_comes_next():

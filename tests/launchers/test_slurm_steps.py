@@ -38,6 +38,7 @@ def test_launch_takes_as_few_nodes_as_hold_it_and_waits_as_long_as_is_set():
     words = launcher.command(LaunchSpec(4, 1, "m", []))
     assert {"--nodes=1", "--ntasks=1", "--nnodes=1", "--nproc-per-node=4"} <= set(words)
     assert "--rdzv-conf=join_timeout=20,read_timeout=20" in words
+    assert SlurmSrun.from_environment(without("GPUS"), 1).workers_per_node == 1  # as it is said
 
 
 def test_srun_is_one_task_a_worker_which_reads_back_who_started_it_and_where_they_meet():
@@ -67,10 +68,6 @@ def without(word):
 def test_launch_that_no_job_or_this_one_cannot_hold_is_refused(launcher, job, size, message):
     with pytest.raises(ValueError, match=message):
         launcher.from_environment(job).command(LaunchSpec(size, 1, "m", []))
-
-
-def test_number_of_workers_a_node_may_be_said():
-    assert SlurmSrun.from_environment(without("GPUS"), 1).workers_per_node == 1
 
 
 @pytest.mark.parametrize(("size", "nodes"), [(1, 1), (4, 1), (6, 2), (8, 2), (12, 3)])

@@ -19,6 +19,7 @@ import yaml
 
 from launchers import processes
 from scaling.store import ResultsFolder
+from tests.conftest import need
 from tests.end_to_end.conftest import trained
 from tests.faults.conftest import found
 from tests.waiting import LIMIT_S, wait_until
@@ -26,7 +27,6 @@ from tests.waiting import LIMIT_S, wait_until
 __all__ = ["found"]
 
 ROOT = Path(__file__).parents[2]
-SKIP_NOTHING_VARIABLE = "SCALING_TEST_EVERYTHING"  # as everywhere in these tests
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("127.0.0.1", "127.0.0.2")
 NULL_DEVICE = os.makedev(1, 3)
@@ -152,20 +152,12 @@ class Cluster:
         done = subprocess.run(command, env=self.environment, **told)
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    def wait(self, condition, what):
-        """Waits for a true value, and returns it."""
-        return wait_until(condition, what)
+    wait = staticmethod(wait_until)
 
     def state(self, job):
         """Slurm's word for what a job, or a task of an array, is doing."""
         shown = self.ask("scontrol", "--oneliner", "show", "job", job)
         return shown.partition("JobState=")[2].partition(" ")[0]
-
-    def seconds(self, job):
-        """How long an ended job has run."""
-        shown = self.ask("scontrol", "--oneliner", "show", "job", job)
-        hours, minutes, seconds = shown.partition("RunTime=")[2].partition(" ")[0].split(":")
-        return 3600 * int(hours) + 60 * int(minutes) + int(seconds)
 
     def jobs(self):
         """Ids of the jobs that wait or run."""
@@ -207,8 +199,8 @@ class Cluster:
 @contextmanager
 def running(**options):
     """A cluster, gone afterwards; `options` as of `Cluster`."""
-    if reason := why_no_cluster():
-        (pytest.fail if os.environ.get(SKIP_NOTHING_VARIABLE) else pytest.skip)(reason)
+    reason = why_no_cluster()
+    need(reason is None, str(reason))
     folder = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))  # short: sockets have paths of 108 bytes at most
     folder.chmod(0o755)
     made = Cluster(folder, **options)

@@ -37,7 +37,7 @@ def study(nodes, tmp_path):
 def typed(study):
     """typed(script): what a user types with `scaling` on the PATH, which exits with 0; what it prints."""
     tiny = yaml.safe_load(TINY)
-    workload = {"model": "slow_host:slow_there", "dataset": "digits", "global_batch": 64}
+    workload = {"model": "slurm_parts:slow_there", "dataset": "digits", "global_batch": 64}
     more = {"workloads": [workload], "aggregators": ["all_reduce"], "profiled_iterations": 4}
     part = {**tiny["parts"][0], **more}
     study.study.write_text(yaml.safe_dump({**tiny, "world_sizes": [2], "parts": [part]}))

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
-WAITS = "waiting_aggregators:Waits"
+WAITS = "slurm_parts:Waits"
 LATE = {"torchrun": "not all nodes came within 20 s", "srun": "1 of 2 ranks did not come within 20 s"}
 
 

@@ -1,10 +1,13 @@
 """The same small study under every launcher: the same cells, columns and bits, the launcher in each row."""
 
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from scaling.analysis import summary_table
+from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
@@ -112,3 +115,15 @@ def test_cells_columns_and_losses_are_those_of_a_local_run(jobs, form):
         if record.cell["world_size"] in sizes
     }
     assert len(found) == 2 * len(sizes)
+
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted([*ROOT.glob("slurm/*.sbatch"), *ROOT.glob("tests/launchers/batch_scripts/*.sbatch")])
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=[path.stem for path in SCRIPTS])
+def test_slurm_takes_every_stored_batch_script_as_it_stands(cluster, path):
+    told = {"capture_output": True, "text": True, "timeout": LIMIT_S}
+    done = subprocess.run(["sbatch", "--test-only", str(path)], env=cluster.environment, **told)
+    assert done.returncode == 0, done.stderr
+    assert ("to start at" in done.stderr, len(SCRIPTS)) == (True, 8)

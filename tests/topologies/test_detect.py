@@ -38,17 +38,18 @@ TWO_GPUS = "0, NVIDIA H200, 143771, 580.159.04\n1, NVIDIA H200, 143771, 580.159.
 
 
 class TestHost:
-    def test_processor_has_the_name_of_the_first_core(self, tmp_path):
-        (tmp_path / "cpuinfo").write_text(CPUINFO)
-        assert cpu_model(tmp_path / "cpuinfo") == "Intel(R) Xeon(R) Platinum 8468: 48 cores"
-
-    @pytest.mark.parametrize("text", [None, "", "processor\t: 0\nFeatures\t: fp asimd\n"])
-    def test_processor_without_a_name_has_its_architecture(self, tmp_path, monkeypatch, text):
+    @pytest.mark.parametrize(("text", "name"), [
+        (CPUINFO, "Intel(R) Xeon(R) Platinum 8468: 48 cores"),
+        *((text, "aarch64") for text in (None, "", "processor\t: 0\nFeatures\t: fp asimd\n")),
+    ])  # fmt: skip
+    def test_processor_has_the_name_of_the_first_core_or_its_architecture(
+        self, tmp_path, monkeypatch, text, name
+    ):
         if text is not None:
             (tmp_path / "cpuinfo").write_text(text)
         monkeypatch.setattr(module.platform, "processor", lambda: "")
         monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
-        assert cpu_model(tmp_path / "cpuinfo") == "aarch64"
+        assert cpu_model(tmp_path / "cpuinfo") == name
 
     @pytest.mark.parametrize(
         ("text", "expected"), [(MEMINFO, 2**25), ("SwapTotal: 0 kB\n", None), (None, None)]
@@ -68,13 +69,10 @@ class TestHost:
         assert num_usable_cores() == 1
 
 
-class TestGpuLine:
-    def test_fields_are_read_with_their_units(self):
-        expected = {"index": 3, "name": "NVIDIA H200", "memory_bytes": 143771 * 2**20, "driver": "580.159.04"}
-        assert parse_gpu_line("3, NVIDIA H200, 143771, 580.159.04") == expected
-
-    @pytest.mark.parametrize("memory", ["[N/A]", "[Not Supported]", "Insufficient Permissions"])
-    def test_memory_that_the_driver_does_not_tell_is_none(self, memory):
+def test_fields_of_a_gpu_are_read_with_their_units_and_memory_that_the_driver_does_not_tell_is_none():
+    expected = {"index": 3, "name": "NVIDIA H200", "memory_bytes": 143771 * 2**20, "driver": "580.159.04"}
+    assert parse_gpu_line("3, NVIDIA H200, 143771, 580.159.04") == expected
+    for memory in ("[N/A]", "[Not Supported]", "Insufficient Permissions"):
         assert parse_gpu_line(f"0, NVIDIA GB10, {memory}, 580.95")["memory_bytes"] is None
 
 

@@ -39,19 +39,14 @@ BARE = Facts("my box!", Host("A CPU", (NumaNode(0, 0, 0),)), gpus(2, pcie=None, 
 NO_GPU = Facts("-", ONE_NODE)
 
 
-@pytest.mark.parametrize(
-    "facts", [SWITCHED, ON_SWITCHES, BARE, NO_GPU], ids=["switched", "pcie", "bare", "cpu"]
-)
-class TestEveryMachine:
-    def test_it_loads_is_described_and_drawn(self, facts):
-        topology = loaded(facts)
-        assert len(topology.machine.of_kind("gpu")) == len(facts.gpus)
-        assert describe(topology)
-        assert draw(topology).startswith("<svg")
-
-    def test_every_figure_says_that_it_is_nominal_assumed_or_whose_it_is(self, facts):
-        for figure, text in loaded(facts).sources.items():
-            assert re.match(r"(nominal|assumption|detected|NCCL, src)", text), (figure, text)
+def test_it_loads_is_drawn_and_says_that_a_figure_is_nominal_assumed_or_whose_it_is(facts):
+    topology = loaded(facts)
+    assert len(topology.machine.of_kind("gpu")) == len(facts.gpus)
+    assert describe(topology)
+    assert draw(topology).startswith("<svg")
+    assert topology.name == {BARE: "my-box", NO_GPU: "this-machine"}.get(facts, "my-box")
+    for figure, text in topology.sources.items():
+        assert re.match(r"(nominal|assumption|detected|NCCL, src)", text), (figure, text)
 
 
 def test_nominal_figures_follow_from_the_links():
@@ -93,10 +88,6 @@ def test_gpus_below_one_root_port_share_a_switch_of_their_socket():
     assert (uplinks["cpu0-switch0"], uplinks["cpu2-switch1"]) == ("pcie4-x16", "pcie5-x16")
     assert [link.id for link in topology.machine.links if link.kind == "inter-socket"] == ["cpu1-cpu2"]
     assert topology.sources["inter-socket.bandwidth_bytes_per_s"].endswith("AMD_BW")
-
-
-def test_name_is_one_that_a_file_may_have():
-    assert (machine_file(BARE)["name"], machine_file(NO_GPU)["name"]) == ("my-box", "this-machine")
 
 
 @pytest.mark.parametrize(("pairs", "said"), [

@@ -29,10 +29,12 @@ def all_at_once(topology, paths):
 
 @pytest.mark.parametrize("name", NAMES)
 class TestEveryMachine:
-    def test_file_has_the_name_of_its_machine(self, name):
+    def test_file_has_the_name_of_its_machine_whose_devices_can_sum(self, name):
         topology = load(name)
         assert topology.name == name
         assert topology.description
+        summing = [device for device in topology.machine.devices if device.kind in ("gpu", "cpu")]
+        assert all(device.reduce_bytes_per_s for device in summing)
 
     def test_every_figure_has_a_source(self, name):
         topology = load(name)
@@ -50,8 +52,8 @@ class TestEveryMachine:
         texts = [*load(name).sources.values(), shipped()[name]]
         assert not re.search(r"(^|[\s(])/(work|home|tmp|root)\b|[Rr]eference notes", "\n".join(texts))
 
-    def test_routes_exist_between_all_pairs(self, name):
-        topology = load(name)
+    def test_routes_exist_between_all_pairs_and_their_kinds_have_a_software_latency(self, name):
+        topology, kinds = load(name), {"host"}
         places = [(0, device) for device in gpus(topology)]
         places += [(0, memory.id) for memory in topology.machine.of_kind("host_memory")]
         if topology.num_nodes > 1:
@@ -59,28 +61,17 @@ class TestEveryMachine:
         for source, target in permutations(places, 2):
             for peer_access in (True, False):
                 path = topology.path(source, target, peer_access=peer_access)
+                kinds.add(path.kind)
                 assert 0 < topology.bandwidth_bytes_per_s(path) < 1e12
                 assert 0 < path.latency_s < 1e-4
-
-    def test_every_kind_of_path_has_a_software_latency(self, name):
-        topology = load(name)
-        kinds = {
-            topology.path((0, a), (node, b), peer_access=peer_access).kind
-            for a, b in permutations(gpus(topology), 2)
-            for node in (0, topology.num_nodes - 1)
-            for peer_access in (True, False)
-        }
-        assert kinds | {"host"} <= set(topology.machine.message_latency_s)
-
-    def test_machines_that_sum_can(self, name):
-        devices = [d for d in load(name).machine.devices if d.kind in ("gpu", "cpu")]
-        assert all(device.reduce_bytes_per_s for device in devices)
+        assert kinds <= set(topology.machine.message_latency_s)
 
 
 def test_the_machines_that_users_ask_for_are_there():
     clusters = {f"hgx-h200-x{n}-{network}" for n in (2, 16) for network in ("infiniband", "10gbe", "100gbe")}
     assert {"dual-k80", "dgx1-v100", "pcie-8", "pcie-8-no-peer-access", "dgx-a100", "hgx-h100"} <= set(NAMES)
     assert {"hgx-h200", "hgx-h200-4", "cpu-2"} | clusters <= set(NAMES)
+    assert load("cpu-2").ranks(2) == [(0, "host0"), (0, "host0")]
 
 
 class TestDualK80:
@@ -130,12 +121,11 @@ class TestDgx1:
                 assert self.dgx1.bandwidth_bytes_per_s(path) == 20e9 * self.NVLINKS[a][b]
 
 
-class TestPcie8:
-    def test_without_peer_access_all_is_staged_over_the_same_links(self):
-        with_access, without = load("pcie-8"), load("pcie-8-no-peer-access")
-        assert with_access.machine.links == without.machine.links
-        assert with_access.path((0, "gpu0"), (0, "gpu7")).kind == "peer"
-        assert without.path((0, "gpu0"), (0, "gpu1")).kind == "staged"
+def test_without_peer_access_all_is_staged_over_the_same_links():
+    with_access, without = load("pcie-8"), load("pcie-8-no-peer-access")
+    assert with_access.machine.links == without.machine.links
+    assert with_access.path((0, "gpu0"), (0, "gpu7")).kind == "peer"
+    assert without.path((0, "gpu0"), (0, "gpu1")).kind == "staged"
 
 
 class TestHgxH200:
@@ -158,19 +148,13 @@ class TestHgxH200:
         paths = [own.path(*pair, peer_access=peer_access) for pair in ring]
         assert all_at_once(own, paths) == pytest.approx(rate)
 
-    def test_every_gpu_has_its_own_nic_on_infiniband_and_shares_one_on_ethernet(self):
+    def test_every_gpu_has_its_own_nic_past_host_memory_on_infiniband_and_shares_one_on_ethernet(self):
         infiniband, ethernet = load("hgx-h200-x2-infiniband"), load("hgx-h200-x2-10gbe")
         assert [infiniband.machine.nic(gpu) for gpu in gpus(infiniband)] == [f"nic{i}" for i in range(8)]
         assert {ethernet.machine.nic(gpu) for gpu in gpus(ethernet)} == {"nic0"}
-
-    def test_infiniband_goes_past_host_memory_and_ethernet_does_not(self):
-        for name, stops in (("infiniband", False), ("100gbe", True)):
-            path = load(f"hgx-h200-x2-{name}").path((0, "gpu0"), (1, "gpu5"))
+        for cluster, stops in ((infiniband, False), (load("hgx-h200-x2-100gbe"), True)):
+            path = cluster.path((0, "gpu0"), (1, "gpu5"))
             assert ("node0/host0" in path.resources) is stops
-
-
-def test_two_cores_are_two_ranks():
-    assert load("cpu-2").ranks(2) == [(0, "host0"), (0, "host0")]
 
 
 def test_files_are_read_from_the_package_and_are_yaml():

@@ -85,12 +85,10 @@ class TestRoutes:
 
 
 class TestCapacities:
-    def test_directions_have_their_own_bandwidth_where_they_differ(self):
+    def test_directions_have_a_bandwidth_each_and_a_shared_link_and_host_memory_are_one_resource(self):
         two_ways = Link("bus", "cpu0", "host0", "memory", 30e9, 0.0, back_bytes_per_s=40e9)
         small = topology(links=(two_ways, *LINKS[1:]))
         assert [small.capacity_bytes_per_s(f"node0/bus{way}") for way in "><"] == [30e9, 40e9]
-
-    def test_shared_link_and_host_memory_are_one_resource(self):
         assert [topology().capacity_bytes_per_s(f"node0/{name}") for name in ("bus", "host0")] == [60e9] * 2
 
     def test_a_message_alone_is_limited_by_what_it_passes_most(self):
@@ -125,10 +123,7 @@ class TestClusters:
         assert cluster.bandwidth_bytes_per_s(cluster.path((0, "gpu0"), (1, "gpu0"))) == 1e9
 
 
-class TestRanks:
-    def test_ranks_fill_node_after_node_and_on_a_machine_without_gpu_every_core(self):
-        assert clustered().ranks(5) == [(0, "gpu0"), (0, "gpu1"), (0, "gpu2"), (1, "gpu0"), (1, "gpu1")]
-        assert topology(devices=(MEMORY, CPU), links=LINKS[:1]).ranks(4) == [(0, "host0")] * 4
-
-    def test_host_of_a_node_is_its_first_memory(self):
-        assert clustered().host(1) == (1, "host0")
+def test_ranks_fill_node_after_node_and_on_a_machine_without_gpu_every_core_of_its_first_memory():
+    assert clustered().ranks(5) == [(0, "gpu0"), (0, "gpu1"), (0, "gpu2"), (1, "gpu0"), (1, "gpu1")]
+    assert topology(devices=(MEMORY, CPU), links=LINKS[:1]).ranks(4) == [(0, "host0")] * 4
+    assert clustered().host(1) == (1, "host0")

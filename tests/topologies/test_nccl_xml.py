@@ -43,24 +43,22 @@ def machine(text, **keywords):
     return validated(as_yaml(machine_file(facts_of(text, "box", **keywords)), []), "the test")
 
 
-def test_gpus_behind_nvswitches_reach_each_other_with_all_their_links():
+def test_gpus_behind_nvswitches_have_all_their_links_pcie_its_generation_and_bridges_are_switches():
     topology = machine(switched())
     assert rate(topology) == ("peer", pytest.approx(18 * 25e9))
     assert topology.machine.of_kind("cpu")[0].cores == 16
+    assert len(topology.machine.of_kind("pcie_switch")) == 1
+    to_host = topology.path((0, "gpu0"), (0, topology.host(0)[1]))
+    assert topology.bandwidth_bytes_per_s(to_host) <= 16e9 / 8 * 16
 
 
 @pytest.mark.parametrize(
     ("sm", "device", "of_one"), [(70, "0x1db1", 25e9), (86, "0x2230", 14.0625e9), (100, "0x2901", 50e9)]
 )
-def test_direct_nvlinks_have_the_rate_of_their_gpus(sm, device, of_one):
-    assert rate(machine(pair(sm=sm, device=device))) == ("peer", pytest.approx(4 * of_one, rel=1e-3))
-
-
-def test_pcie_links_have_their_generation_and_bridges_are_switches():
-    topology = machine(switched())
-    assert len(topology.machine.of_kind("pcie_switch")) == 1
-    to_host = topology.path((0, "gpu0"), (0, topology.host(0)[1]))
-    assert topology.bandwidth_bytes_per_s(to_host) <= 16e9 / 8 * 16
+def test_direct_nvlinks_have_the_rate_of_their_gpus_and_can_be_simulated(sm, device, of_one):
+    topology = machine(pair(sm=sm, device=device))
+    assert rate(topology) == ("peer", pytest.approx(4 * of_one, rel=1e-3))
+    assert simulate(schedule("ring", 2), topology, 1 << 20).seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -95,12 +93,9 @@ def test_cores_that_are_assumed_are_named(mask, cores):
     assert machine_file(facts)["device_types"]["cpu"]["source"]["cores"] == "nominal: NCCL's topology XML"
 
 
-def test_gpus_have_the_numbers_of_the_file():
+def test_gpus_have_the_numbers_of_the_file_and_those_that_are_used_twice_are_named():
     text = system(gpu(1, place=0), gpu(0, place=1))
     assert [one.bus_id for one in facts_of(text, "box").gpus] == [bus(1), bus(0)]
-
-
-def test_numbers_that_are_used_twice_are_named():
     facts = facts_of(system(gpu(0), gpu(0, place=1)), "box")
     assert [one.index for one in facts.gpus] == [0, 1]
     assert any("used twice" in what for what in facts.missing)
@@ -139,10 +134,6 @@ def test_name_and_memory_of_a_gpu_come_from_its_pci_id_if_that_fits_its_compute_
     assert facts_of(switched(sm=86), "box", gpu="nvidia rtx a6000").gpus[0].memory_bytes_per_s == 768e9
     with pytest.raises(TopologyError, match=r"'H300' is not known; known: K80, .*H200"):
         facts_of(switched(), "box", gpu="H300")
-
-
-def test_imported_machine_can_be_simulated():
-    assert simulate(schedule("ring", 2), machine(pair(sm=70, device="")), 1 << 20).seconds > 0
 
 
 @pytest.mark.parametrize(("text", "said"), [

@@ -83,22 +83,20 @@ def changed(text, path, value):
 
 
 class TestWhatAFileSays:
-    def test_devices_have_the_figures_of_their_type(self, write):
-        node = load(write(small=SMALL) / "small.yaml").machine
+    def test_devices_have_the_figures_of_their_type_with_their_sources(self, write):
+        topology = load(write(small=SMALL) / "small.yaml")
+        node, sources = topology.machine, topology.sources
         assert node.by_id["gpu0"] == Device("gpu0", "gpu", board="left", reduce_bytes_per_s=80e9, type="gpu")
         assert node.by_id["cpu0"].cores == 8
+        assert sources["pcie.bandwidth_bytes_per_s"] == "a paper"
+        assert (sources["pcie.latency_s"], sources["cpu.cores"]) == ("assumption: as ever", "a datasheet")
+        assert (sources["switch"], sources["message_latency_s.peer"]) == ("a manual", "a tuner")
 
     def test_links_are_named_after_their_ends_unless_they_have_an_id_and_several_cables_add(self, write):
         links = load(write(small=SMALL) / "small.yaml").machine.links
         assert [link.id for link in links] == ["cpu0-host0", "cpu0-switch0", "switch0-gpu0", "wide"]
         assert links[0].duplex is False
         assert (links[-1].count, links[-1].bandwidth_bytes_per_s, links[-1].latency_s) == (2, 16e9, 1e-6)
-
-    def test_every_figure_keeps_its_source(self, write):
-        sources = load(write(small=SMALL) / "small.yaml").sources
-        assert sources["pcie.bandwidth_bytes_per_s"] == "a paper"
-        assert (sources["pcie.latency_s"], sources["cpu.cores"]) == ("assumption: as ever", "a datasheet")
-        assert (sources["switch"], sources["message_latency_s.peer"]) == ("a manual", "a tuner")
 
     @pytest.mark.parametrize(
         ("access", "peers"), [("all", True), ("none", False), ([["gpu0", "gpu1"]], True), ([], False)]
@@ -256,12 +254,10 @@ class TestWhatIsSaidOfAWrongOne:
             load(write(small=text) / "small.yaml")
         assert len(str(error.value).splitlines()) == 2
 
-    def test_unknown_name_lists_the_shipped_machines(self):
+    def test_unknown_name_lists_the_shipped_machines_and_a_file_that_is_not_there_is_named(self, tmp_path):
         with pytest.raises(TopologyError, match="did you mean 'dual-k80'") as error:
             load("dual-k8")
         assert all(name in str(error.value) for name in shipped())
-
-    def test_file_that_is_not_there_is_named(self, tmp_path):
         with pytest.raises(TopologyError, match=r"machine file .*none\.yaml: cannot be read"):
             load(tmp_path / "none.yaml")
 

@@ -13,7 +13,7 @@ import torch
 from scaling.errors import DataError
 from scaling.workloads import data_files, mnist
 from scaling.workloads.base import DataShape
-from scaling.workloads.mnist import DataFile, Mnist, data_folders, fetch_file, parse_idx, read_checked
+from scaling.workloads.mnist import DataFile, Mnist, data_folders, fetch_file, read_checked
 
 SHAPE = DataShape((1, 28, 28), 10)
 CONTENT = b"one gzip file, as published"
@@ -99,10 +99,6 @@ class TestReading:
         (folders[1] / FILE.name).write_bytes(CONTENT)
         with pytest.raises(DataError, match="cannot be read"):
             read_checked(FILE, folders)
-
-    def test_idx_holds_its_array(self):
-        array = np.arange(24).reshape(2, 3, 4)
-        np.testing.assert_array_equal(parse_idx(idx(array)), array)
 
 
 class TestFetching:

@@ -109,28 +109,22 @@ def test_pooling_leaves_3_or_4_of_32_and_the_published_number_of_parameters(ceil
     assert num_parameters(network) == parameters
 
 
-class TestAlexnetS:
-    def test_images_shrink_to_55_27_13_and_6(self):
-        with torch.device("meta"):
-            network = build_alexnet_s(alexnet_s.shape)
-            values, sizes = torch.empty(1, 3, 224, 224), []
-            for layer in network:
-                values = layer(values)
-                if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
-                    sizes.append(tuple(values.shape[1:]))
-        assert sizes == [
-            (96, 55, 55), (96, 27, 27), (256, 27, 27), (256, 13, 13),
-            (384, 13, 13), (384, 13, 13), (256, 13, 13), (256, 6, 6),
-        ]  # fmt: skip
-
-    def test_relu_stands_behind_every_layer_with_weights_but_the_last(self):
-        with torch.device("meta"):
-            layers = list(build_alexnet_s(alexnet_s.shape))
-        weighted = [index for index, layer in enumerate(layers) if isinstance(layer, nn.Conv2d | nn.Linear)]
-        assert len(weighted) == 8
-        assert all(isinstance(layers[index + 1], nn.ReLU) for index in weighted[:-1])
-        assert weighted[-1] == len(layers) - 1
-        assert all(layer.groups == 1 for layer in layers if isinstance(layer, nn.Conv2d))
+def test_images_shrink_in_alexnet_s_and_relu_stands_behind_every_layer_with_weights_but_the_last():
+    sizes = []
+    with torch.device("meta"):
+        layers, values = list(build_alexnet_s(alexnet_s.shape)), torch.empty(1, 3, 224, 224)
+    for layer in layers:
+        values = layer(values)
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            sizes.append(tuple(values.shape[1:]))
+    assert sizes == [
+        (96, 55, 55), (96, 27, 27), (256, 27, 27), (256, 13, 13),
+        (384, 13, 13), (384, 13, 13), (256, 13, 13), (256, 6, 6),
+    ]  # fmt: skip
+    weighted = [index for index, layer in enumerate(layers) if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert (len(weighted), weighted[-1]) == (8, len(layers) - 1)
+    assert all(isinstance(layers[index + 1], nn.ReLU) for index in weighted[:-1])
+    assert all(layer.groups == 1 for layer in layers if isinstance(layer, nn.Conv2d))
 
 
 @pytest.fixture(scope="module")

@@ -67,27 +67,22 @@ def test_anything_but_a_data_set_or_a_model_is_refused(create, attribute, messag
         create(own(attribute))
 
 
-class TestDatasets:
-    @pytest.mark.parametrize("name", BUILT_IN_DATASETS)
-    def test_every_built_in_has_its_name(self, name):
-        dataset = create_dataset(name)
-        assert isinstance(dataset, Dataset)
-        assert dataset.name == name
-        assert dataset.source
-
-    def test_parameters_become_fields(self):
-        dataset = create_dataset("synthetic", {"input_shape": [1, 2], "num_classes": 3})
-        assert dataset == Synthetic((1, 2), 3)
+@pytest.mark.parametrize("name", BUILT_IN_DATASETS)
+def test_every_built_in_data_set_has_its_name(name):
+    dataset = create_dataset(name)
+    assert isinstance(dataset, Dataset)
+    assert dataset.name == name
+    assert dataset.source
 
 
-class TestModels:
-    def test_parameters_override_defaults_also_of_an_own_model_and_build_the_module(self):
-        assert create_model("mlp").parameters == {"hidden": [128]}
-        assert create_model("mlp", {"hidden": [3, 4]}).parameters == {"hidden": [3, 4]}
-        assert mlp.parameters == {"hidden": [128]}
-        network = build_module(create_model("mlp", {"hidden": [3]}), DataShape((2,), 5))
-        assert sum(p.numel() for p in network.parameters()) == (2 * 3 + 3) + (3 * 5 + 5)
-        assert create_model(own("own_model"), {"width": 4}).parameters == {"width": 4}
+def test_parameters_become_fields_override_defaults_also_of_an_own_model_and_build_the_module():
+    assert create_dataset("synthetic", {"input_shape": [1, 2], "num_classes": 3}) == Synthetic((1, 2), 3)
+    assert create_model("mlp").parameters == {"hidden": [128]}
+    assert create_model("mlp", {"hidden": [3, 4]}).parameters == {"hidden": [3, 4]}
+    assert mlp.parameters == {"hidden": [128]}
+    network = build_module(create_model("mlp", {"hidden": [3]}), DataShape((2,), 5))
+    assert sum(p.numel() for p in network.parameters()) == (2 * 3 + 3) + (3 * 5 + 5)
+    assert create_model(own("own_model"), {"width": 4}).parameters == {"width": 4}
 
 
 class TestShapes:

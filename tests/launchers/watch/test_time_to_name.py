@@ -10,7 +10,6 @@ import pytest
 
 from launchers.rank_info import RankInfo
 from launchers.watch import process, start
-from launchers.watch.start import GRACE_S, Present
 from scaling.errors import LaunchError
 from scaling.runtime import meeting
 from tests.launchers.watch.test_judgement import AT
@@ -135,28 +134,13 @@ def test_rank_that_waits_names_one_that_left_before_they_met_within_the_limit(cl
     assert gone_s <= clock.now_s <= gone_s + NAMED_WITHIN_S
 
 
-BEGAN_S = 1000.0
-
-
-@pytest.fixture
-def present(monkeypatch):
-    def make(**environ):
-        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
-        found = Present(RankInfo(0, 0, 2, 2, "torchrun", table="torchrun"), BEGAN_S)
-        found.pids[0] = os.getpid()
-        return found
-
-    return make
-
-
-def test_ranks_that_are_started_by_hand_have_as_long_as_ranks_wait(present):
-    late_s = BEGAN_S + 50 * GRACE_S
-    assert present().trouble(late_s, 60.0) is None
-
-
-def test_ranks_that_a_launcher_starts_at_once_have_left_if_they_are_not_there(present):
-    found = present(TORCHELASTIC_RUN_ID="none")
-    assert found.trouble(BEGAN_S + 50 * GRACE_S, 60.0) == (1, "left first")
-    assert found.trouble(BEGAN_S, 60.0) is None
+@pytest.mark.parametrize("at_once", [True, False])
+def test_ranks_that_a_launcher_starts_at_once_have_left_if_they_are_not_there(monkeypatch, at_once):
+    """Those that are started by hand have as long as ranks wait."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if at_once:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    present = start.Present(RankInfo(0, 0, 2, 2, "torchrun", table="torchrun"), 1000.0)
+    present.pids[0] = os.getpid()
+    late = present.trouble(1000.0 + 50 * start.GRACE_S, 60.0)
+    assert (late, present.trouble(1000.0, 60.0)) == ((1, "left first") if at_once else None, None)
