@@ -331,27 +331,20 @@ class HandLauncher:
 AS_ROOT = tuple((f"OMPI_ALLOW_RUN_AS_ROOT{end}", "1") for end in ("", "_CONFIRM"))
 
 
-def _openmpi() -> str | None:
-    own = str(Path(sys.prefix) / "bin" / "mpirun")
-    for place in (own, shutil.which("mpirun"), shutil.which("mpirun.openmpi")):
+def _mpi_program(name: str) -> str | None:
+    if name == "mpich":
+        own = Path(sys.prefix) / "mpich" / "bin" / "mpiexec"  # `make test-all` puts it there
+        return str(own) if own.exists() else shutil.which("mpiexec.hydra")
+    if name != "openmpi":
+        found = shutil.which("mpirun.openmpi")  # Debian's name for it
+        return found if found and not Path(found).is_relative_to(sys.prefix) else None
+    own = Path(sys.prefix) / "bin" / "mpirun"
+    for place in (str(own), shutil.which("mpirun"), shutil.which("mpirun.openmpi")):
         if place and Path(place).exists():
             told = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=LIMIT_S)
             if "Open MPI" in told.stdout:
                 return place
     return None
-
-
-def _system_openmpi() -> str | None:
-    found = shutil.which("mpirun.openmpi")  # Debian's name for it
-    return found if found and not Path(found).is_relative_to(sys.prefix) else None
-
-
-def _mpich() -> str | None:
-    own = Path(sys.prefix) / "mpich" / "bin" / "mpiexec"  # `make test-all` puts it there
-    return str(own) if own.exists() else shutil.which("mpiexec.hydra")
-
-
-MPI_PROGRAMS = {"openmpi": _openmpi, "Debian's Open MPI": _system_openmpi, "mpich": _mpich}
 
 
 def _hand_launcher(name: str) -> HandLauncher:
@@ -360,17 +353,14 @@ def _hand_launcher(name: str) -> HandLauncher:
         program = str(Path(sys.executable).with_name("horovodrun"))
         return HandLauncher(name, program, ("--gloo",))
     need(importlib.util.find_spec("mpi4py"), "mpi4py is not installed; pip install 'scaling-study[mpi]'")
-    program = MPI_PROGRAMS[name]() or ""
+    program = _mpi_program(name) or ""
     need(program, f"{name} is not installed; `make test-all` installs it where it can")
     if name == "mpich":
         return HandLauncher(name, program)
     return HandLauncher("openmpi", program, ("--oversubscribe",), AS_ROOT)
 
 
-@pytest.fixture(name="need", scope="session")
-def _need() -> Callable[[object, str], None]:
-    """need(what, reason): leaves the test out, or fails it, where `what` is not there."""
-    return need
+_need = pytest.fixture(lambda: need, name="need", scope="session")
 
 
 class Call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,22 +123,9 @@ def study(tmp_path: Path) -> StudyFolder:
     return StudyFolder(tmp_path / "by-hand")
 
 
-@pytest.fixture
-def line() -> Callable[..., dict[str, Any]]:
-    """Makes a line of an iteration cell."""
-    return iteration
-
-
-@pytest.fixture
-def split_line() -> Callable[..., dict[str, Any]]:
-    """Makes a line of a split iteration."""
-    return split
-
-
-@pytest.fixture
-def epoch_line() -> Callable[..., dict[str, Any]]:
-    """Makes a line of a convergence cell."""
-    return epoch
+line = pytest.fixture(lambda: iteration, name="line")
+split_line = pytest.fixture(lambda: split, name="split_line")
+epoch_line = pytest.fixture(lambda: epoch, name="epoch_line")
 
 
 def _identity(variables: Mapping[str, Any]) -> str:
@@ -218,15 +205,11 @@ class Synthetic:
         return explained(Known.of(to_rows(self.table), self.cells, num_cores))
 
 
-@pytest.fixture
-def make_study() -> Callable[[], Synthetic]:
-    """Makes studies that are in memory alone."""
-    return Synthetic
+make_study = pytest.fixture(lambda: Synthetic, name="make_study")
 
 
 @pytest.fixture
 def timed() -> Synthetic:
-    """One of them, to be filled."""
     return Synthetic()
 
 

@@ -115,25 +115,21 @@ def seconds_by_name(file: str) -> dict[str, list[float]]:
     return {row["name"]: row["seconds"] for row in document["rows"]}
 
 
-def test_one_bit_table_is_that_of_the_samples():
-    header, *rows = tables()["one-bit-h200/one_bit_speed.json"]
-    samples = seconds_by_name("one_bit_speed.json")
-    suffixes = [", kernels", ", kernels, graph", ", torch"]
-    assert (len(rows), len(header)) == (4, 1 + len(suffixes))
-    assert {len(seconds) for seconds in samples.values()} == {30}
-    for name, *shown in rows:
-        assert shown == [milliseconds(samples[name + suffix]) for suffix in suffixes], name
-    assert np.median(samples["encode, kernels"]) < 0.8e-3
+EAGER, GRAPH = ", kernels", ", kernels, graph"
+EXCHANGES = [(f"exchange-{links}", suffix) for links in ("host-only", "nvlink") for suffix in ("", ", graph")]
 
 
-def test_one_bit_exchange_table_is_that_of_the_samples():
-    header, *rows = tables()["one-bit-h200/exchange-nvlink.json"]
-    host_only, nvlink = (seconds_by_name(f"exchange-{links}.json") for links in ("host-only", "nvlink"))
-    assert (len(rows), len(header)) == (7, 5)
-    assert {len(seconds) for seconds in (*host_only.values(), *nvlink.values())} == {30}
+@pytest.mark.parametrize(("table", "num_rows", "ways"), [
+    ("one_bit_speed", 4, [("one_bit_speed", way) for way in (EAGER, GRAPH, ", torch")]),
+    ("exchange-nvlink", 7, EXCHANGES),
+])  # fmt: skip
+def test_one_bit_tables_are_those_of_the_samples(table, num_rows, ways):
+    header, *rows = tables()[f"one-bit-h200/{table}.json"]
+    samples = {file: seconds_by_name(f"{file}.json") for file, _ in ways}
+    assert (len(rows), len(header)) == (num_rows, 1 + len(ways))
+    assert {len(seconds) for of_file in samples.values() for seconds in of_file.values()} == {30}
     for name, *shown in rows:
-        ways = (host_only[name], host_only[f"{name}, graph"], nvlink[name], nvlink[f"{name}, graph"])
-        assert shown == [milliseconds(seconds) for seconds in ways], name
+        assert shown == [milliseconds(samples[file][name + way]) for file, way in ways], name
 
 
 def test_text_on_one_bit_is_that_of_the_samples():
@@ -145,9 +141,9 @@ def test_text_on_one_bit_is_that_of_the_samples():
     assert holds_numbers(text, f"over NVLink {shares[1]:.2f} times")
     eager = [1e3 * np.median(nvlink[name]) for name in ("sends + sends back", "all-to-all + all-gather")]
     assert holds_numbers(text, f"{eager[0]:.3f} against {eager[1]:.3f} ms")
+    assert np.median(seconds_by_name("one_bit_speed.json")["encode, kernels"]) < 0.8e-3
     equality = json.loads((RESULTS / "one-bit-h200" / "one_bit_speed.json").read_text())["equality"]
-    assert equality["words_of_bits"] == 0
-    assert equality["limits"] < 4e-7
+    assert (equality["words_of_bits"], equality["limits"] < 4e-7) == (0, True)
     assert max(equality["residual"], equality["sums"]) < 2e-9
     tried = pd.read_csv(RESULTS / "one-bit-h200" / "samples.csv").groupby("contender").seconds.median()
     assert tried[tried.index.str.startswith("encode, tiles")].idxmin() == "encode, tiles 256,4,8,2"
@@ -221,24 +217,17 @@ OURS = "power_sgd captured, 25 MB"
 NETWORKS = ("fcn-r", "fcn-s4", "resnet-56")
 
 
-@pytest.fixture
-def four_gpus(monkeypatch):
-    """The summaries over NVLink and host-only, by network."""
+def test_text_on_power_sgd_on_four_gpus_is_that_of_the_samples(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from power_sgd_table import summary
+    from power_sgd_table import LOSSES_EQUAL, summary
 
-    documents = [json.loads((RESULTS / file).read_text(encoding="utf-8")) for file in POWER_SGD_4]
-    assert [one["host_only"] for one in documents] == [False, True]
+    text, documents = text_of_results(), [json.loads((RESULTS / file).read_text()) for file in POWER_SGD_4]
+    assert [(one["host_only"], one["world_size"]) for one in documents] == [(False, 4), (True, 4)]
     for document in documents:
-        assert document["world_size"] == 4
         assert {(one["num_rounds"], len(one["failed"])) for one in document["networks"].values()} == {(6, 0)}
-    return [{name: summary(one["networks"][name]) for name in NETWORKS} for one in documents]
-
-
-def test_text_on_power_sgd_on_four_gpus_has_the_ratios_of_the_samples(four_gpus):
-    text = text_of_results()
+    summaries = [{name: summary(one["networks"][name]) for name in NETWORKS} for one in documents]
     ratios = []
-    for said in four_gpus:
+    for said in summaries:
         assert {one["best_ours"] for one in said.values()} == {OURS}
         for name in (OURS, "power_sgd eager"):
             ratios.append([f"{said[network]['contenders'][name]['ratio']:.2f}" for network in NETWORKS])
@@ -248,14 +237,10 @@ def test_text_on_power_sgd_on_four_gpus_has_the_ratios_of_the_samples(four_gpus)
     assert holds_numbers(text, "without the graph, {}, {} and {} times over NVLink".format(*eager_nvlink))
     assert holds_numbers(text, "{}, {} and {} host-only".format(*eager_host_only))
 
-
-def test_text_on_power_sgd_on_four_gpus_has_the_times_of_the_samples(four_gpus):
-    text = text_of_results()
-
     def times_of(one):
         return {key: 1e3 * row["median_s"] for key, row in one["contenders"].items()}
 
-    times = [{name: times_of(one) for name, one in said.items()} for said in four_gpus]
+    times = [{name: times_of(one) for name, one in said.items()} for said in summaries]
     one, two, three = (times[0][name] for name in NETWORKS)
     assert holds_numbers(text, f"{one[OURS]:.2f} against {one['DDP']:.2f} ms on FCN-R")
     assert holds_numbers(text, f"{two[OURS]:.2f} against {two['DDP']:.2f} on fcn-s4")
@@ -264,7 +249,7 @@ def test_text_on_power_sgd_on_four_gpus_has_the_times_of_the_samples(four_gpus):
     assert holds_numbers(text, f"loses to DDP on FCN-R ({one['power_sgd eager']:.2f} ms)")
     one_bit = [row["one_bit captured, 25 MB"] for row in (one, two, three)]
     assert holds_numbers(text, "a little faster here: {:.2f}, {:.2f} and {:.2f} ms".format(*one_bit))
-    for said, row in zip(four_gpus[0].values(), (one, two, three), strict=True):
+    for said, row in zip(summaries[0].values(), (one, two, three), strict=True):
         assert row[said["best_hook"]] > row["DDP"]
         assert row["one_bit captured, 25 MB"] < row[OURS]
     one, two, three = (times[1][name] for name in NETWORKS)
@@ -272,22 +257,16 @@ def test_text_on_power_sgd_on_four_gpus_has_the_times_of_the_samples(four_gpus):
     assert holds_numbers(text, f"{two['DDP'] / two[OURS]:.1f} times on fcn-s4")
     assert holds_numbers(text, f"the {three['DDP'] / three[OURS]:.1f} times on ResNet-56")
     assert holds_numbers(text, f"fp16 hook ({one['DDP, fp16 hook']:.2f} ms)")
-
-
-def test_text_on_power_sgd_on_four_gpus_has_the_losses_of_the_samples(four_gpus):
-    text = text_of_results()
     shown = {
         "fcn-r": "{:.3f} with ours and {:.3f} with the hook on FCN-R (DDP's: {:.3f})",
         "fcn-s4": "{:.2f} and {:.2f} on fcn-s4 ({:.2f})",
         "resnet-56": "{:.3f} and {:.3f} on ResNet-56 ({:.3f}; all over NVLink)",
     }
-    for name, said in four_gpus[0].items():
+    for name, said in summaries[0].items():
         rows = (said["contenders"][key] for key in (OURS, said["best_hook"], "DDP"))
         falls = [row["loss_first"] - row["loss_last"] for row in rows]
         assert holds_numbers(text, shown[name].format(*falls))
     assert holds_numbers(text, f"fell by {100 * (1 - falls[0] / falls[1]):.0f}% less")
-    from power_sgd_table import LOSSES_EQUAL
-
     assert LOSSES_EQUAL == (0.5, 2.0), "between half and twice the hook's"
 
 

@@ -173,22 +173,15 @@ def test_times_of_measured_steps_are_wall_clock_over_steps_of_their_folders(firs
 SCRIPT = ROOT / "benchmarks" / "dual_k80_presets.py"
 
 
-@pytest.fixture(scope="module")
-def simulated():
-    module = loaded(SCRIPT)
-    times = {(machine, n): module.simulated_s(n, machine) for machine in module.MACHINES for n in (2, 4)}
-    return {key: {name: f"{s * 1e3:.1f}" for name, s in own.items()} for key, own in times.items()}
-
-
-def test_table_has_the_simulated_times_of_every_preset(simulated):
+def test_table_has_the_simulated_times_of_every_preset_and_at_two_gpus_the_papers_order():
     text = (ROOT / "docs" / "background" / "dual-k80.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)`[^|]*" + 4 * r"\| ([\d.]+) " + r"\|", text, re.MULTILINE)
-    for column, times in enumerate(simulated.values(), 1):
-        assert {row[0]: row[column] for row in rows} == times
-
-
-def test_order_at_two_gpus_is_the_papers(simulated):
-    order = list(simulated["dual-k80", 2])
+    module = loaded(SCRIPT)
+    places = [(machine, n) for machine in module.MACHINES for n in (2, 4)]
+    times = {(machine, n): module.simulated_s(n, machine) for machine, n in places}
+    for column, place in enumerate(places, 1):
+        assert {row[0]: row[column] for row in rows} == {k: f"{s * 1e3:.1f}" for k, s in times[place].items()}
+    order = list(times["dual-k80", 2])
     paper = ["caffe", "torch_cpu", "tensorflow"]
     assert [name for name in order if name in paper] == paper
     assert {"mxnet_device", "cntk"} < set(order[: order.index("caffe")])
@@ -237,19 +230,13 @@ def test_the_five_systems_on_two_gpus():
         assert cells == [shown(ms[place]) if place in ms else "" for place in places], label
 
 
-@pytest.fixture(scope="module")
-def launches():
-    """(batch, link, arm) -> the median of each launch in ms, in their order."""
+def test_hooks_beside_captured_steps():
     samples = pd.read_csv(ROOT / "benchmarks/results/hooked-exchanges-2xh200/three_launches.csv")
     samples = samples[samples.run.str.startswith("table")].copy()
     samples[["link", "launch"]] = samples.label.str.split(" ", expand=True)
     medians = samples.groupby(["batch", "link", "arm", "launch"]).ms.median()
-    return {
-        key: " ".join(f"{value:.1f}" for value in of) for key, of in medians.groupby(["batch", "link", "arm"])
-    }
-
-
-def test_hooks_beside_captured_steps(launches):
+    by_key = medians.groupby(["batch", "link", "arm"])
+    launches = {key: " ".join(f"{value:.1f}" for value in of) for key, of in by_key}
     rows = table("benchmarks/results/README.md", "| arm | batch 8, NVLink |")
     assert len(rows) == 12
     ways = {"plain": "/plain", "graphs": "", "captured step": "/captured"}

@@ -169,12 +169,13 @@ def quickstart(installed):
     return "results/quickstart"
 
 
-def test_quickstart_is_run_reported_predicted_and_recommended(installed, quickstart):
+def test_quickstart_is_run_reported_predicted_recommended_and_a_job_printed(installed, quickstart):
     assert "all_reduce" in installed.run("scaling", "report", quickstart, "--all")
     assert installed.run("scaling", "recommend", quickstart, codes=(0, 3))  # 3: not decided
     assert installed.run("scaling", "explain", quickstart)
     predicted = ("predict", "mnist", "kind=iteration", "--topology", "hgx-h200", "--world-sizes", "2")
     assert "ms" in installed.run("scaling", *predicted)
+    assert "#SBATCH" in installed.run("scaling", "submit", "mnist", "--gpus-per-node", "4", "--dry-run")
 
 
 def test_script_is_attached_to(installed):
@@ -187,7 +188,3 @@ def test_torchrun_starts_the_worker(installed, quickstart):
     study = ("quickstart", *TINY, "--out", "results/by-hand")
     installed.run("torchrun", "--standalone", "--nproc-per-node=1", "-m", "scaling.worker", *study)
     assert "done" in installed.run("scaling", "status", "results/by-hand")
-
-
-def test_job_script_is_printed(installed):
-    assert "#SBATCH" in installed.run("scaling", "submit", "mnist", "--gpus-per-node", "4", "--dry-run")

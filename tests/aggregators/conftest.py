@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -17,20 +16,14 @@ from scaling.workloads.registry import build_module, create_model
 CPU = torch.device("cpu")
 
 CODECS: dict[str, dict[str, object]] = {
-    "one_bit": {},
-    "one_bit_flat": {},
+    **{name: {} for name in ("one_bit", "one_bit_flat", "qsgd", "fp16", "bf16")},
+    **{name: {"chunk_elements": 64} for name in ("one_bit_momentum", "sign", "ef_sign")},
     "one_bit_flat small chunks": {"chunk_elements": 64},
-    "one_bit_momentum": {"chunk_elements": 64},
     "two_bit": {"threshold": 0.7},
-    "sign": {"chunk_elements": 64},
-    "ef_sign": {"chunk_elements": 64},
-    "qsgd": {},
     "top_k": {"density": 0.1},
     "top_k with momentum": {"density": 0.1, "momentum_correction": 0.9},
     "power_sgd": {"approximation_size": 2},
     "power_sgd from cold": {"warm_start": False},
-    "fp16": {},
-    "bf16": {},
 }
 """Lossy aggregators, whose names are the first words, and their parameters."""
 
@@ -166,23 +159,6 @@ def steps_of(
     return run_in_process(world_size, work)
 
 
-@pytest.fixture
-def network() -> BucketLayout:
-    """Tensors of a small network."""
-    return NETWORK
-
-
-@pytest.fixture
-def step() -> Callable[..., list[RankOutcome]]:
-    """step(aggregator, world_size, layout): every rank's outcome."""
-    return one_step
-
-
-@pytest.fixture
-def mean_of() -> Callable[[int, BucketLayout], Tensor]:
-    """mean_of(world_size, layout): the mean, in float64, of the gradients that `step` takes."""
-
-    def mean(world_size: int, layout: BucketLayout) -> Tensor:
-        return torch.stack(gradients_for(world_size, layout)).double().mean(0)
-
-    return mean
+def mean_of(world_size: int, layout: BucketLayout) -> Tensor:
+    """In float64, of the gradients that `one_step` takes."""
+    return torch.stack(gradients_for(world_size, layout)).double().mean(0)

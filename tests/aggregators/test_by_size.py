@@ -20,9 +20,8 @@ SECONDS = {
 
 def written(folder, world_size=2, seconds=SECONDS, **changes):
     file = folder / "curves.yaml"
-    file.write_text(
-        yaml.safe_dump({"device": "cpu", "world_size": world_size, "seconds": seconds, **changes})
-    )
+    values = {"device": "cpu", "world_size": world_size, "seconds": seconds, **changes}
+    file.write_text(yaml.safe_dump(values))
     return str(file)
 
 
@@ -79,10 +78,8 @@ def test_a_study_names_it_and_keeps_the_digest_of_the_curves(tmp_path):
 
 def test_ranks_with_other_curves_all_refuse(tmp_path):
     (tmp_path / "other").mkdir()
-    both = [
-        BySize(curves=written(tmp_path)),
-        BySize(curves=written(tmp_path / "other", seconds={"ring": SECONDS["ring"]})),
-    ]
+    ring = written(tmp_path / "other", seconds={"ring": SECONDS["ring"]})
+    both = [BySize(curves=written(tmp_path)), BySize(curves=ring)]
 
     def work(group):
         layout = conformance.layout_of(((10,),))

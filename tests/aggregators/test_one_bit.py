@@ -36,36 +36,20 @@ def taken(world_size, num_steps=1, layout=LAYOUT, keep=(), **fields):
     return steps_of(OneBit(**fields), world_size, layout, gradient, num_steps, keep)
 
 
-def given(world_size, num_steps):
-    """The sum of all gradients."""
-    return sum(gradient_of(r, s).double() for r in range(world_size) for s in range(num_steps))
-
-
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_nothing_is_lost_over_many_steps_and_a_mean_has_two_values_a_column(world_size, threshold):
-    ranks = taken(world_size, 6, threshold=threshold)
-    delivered = sum(world_size * step.result.double() for step in ranks[0])
-    owed = sum(seen[-1].withheld.double() for seen in ranks)
-    assert torch.allclose(delivered + owed, given(world_size, 6), rtol=0, atol=1e-4)
-    for view in LAYOUT.views(ranks[0][0].result):
+def test_a_mean_has_two_values_a_column(world_size, threshold):
+    for view in LAYOUT.views(taken(world_size, threshold=threshold)[0][0].result):
         assert all(len(column.unique()) <= 2 for column in one_bit.as_matrix(view).t())
-
-
-def message_words(world_size, owner):
-    """Words of one rank's stripes, by the formula of the wire."""
-    words = 0
-    for shape in LAYOUT.shapes:
-        rows, columns = one_bit.matrix_shape(shape)
-        start, stop = stripes_of(columns, world_size)[owner]
-        words += (stop - start) * (2 + math.ceil(rows / 32))
-    return words
 
 
 @pytest.mark.parametrize("world_size", [1, *WORLD_SIZES])
 def test_rank_sends_its_peers_their_stripes_and_then_its_own_sum_and_nothing_empty(world_size):
-    words = [message_words(world_size, owner) for owner in range(world_size)]
-    peers = world_size - 1
+    words, peers = [0] * world_size, world_size - 1
+    for shape in LAYOUT.shapes:
+        rows, columns = one_bit.matrix_shape(shape)
+        for owner, (start, stop) in enumerate(stripes_of(columns, world_size)):
+            words[owner] += (stop - start) * (2 + math.ceil(rows / 32))
     expected = [
         (4 * (sum(words) - own + peers * own), sum(map(bool, words)) - bool(own) + peers * bool(own))
         for own in words
@@ -107,7 +91,7 @@ def test_first_step_is_the_codecs_own_result():
 
 class TestBits:
     def test_more_bits_lose_less(self):
-        mean = given(2, 1) / 2
+        mean = (gradient_of(0, 0) + gradient_of(1, 0)) / 2
         errors = [float((taken(2, bits=n)[0][0].result - mean).norm()) for n in (1, 2, 4, 8, 16, 32)]
         assert errors[1:] == sorted(errors[1:], reverse=True)
         assert errors[0] > errors[2]
@@ -146,18 +130,6 @@ class TestDoubleBuffering:
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_it_keeps_the_contract_in_every_type(self, bits, world_size):
         assert check_drawn(OneBit(bits=bits, double_buffering=True), world_size, 3).has_residuals
-
-
-def test_residuals_are_kept_by_parameter():
-    def work(group):
-        state = OneBit().start(LAYOUT, group, torch.float32, CPU)
-        OneBit().aggregate(state, gradient_of(group.rank, 0))
-        return state.state_dict(), state.residual
-
-    names = {f"{kind}/{name}" for kind in ("residual", "stripe_residual") for name in LAYOUT.names}
-    for kept, residual in run_in_process(2, work):
-        assert set(kept) == names
-        assert torch.equal(kept["residual/narrow"], LAYOUT.views(residual)[1])
 
 
 def test_triton_where_it_cannot_run_is_an_error():

@@ -42,9 +42,8 @@ class Trained:
 
     def __init__(self, label, buckets, group, steps=0):
         self.label, self.aggregator, self.group, self.step = label, made(label), group, 0
-        self.layouts = [
-            BucketLayout.of([(name, SHAPES[name]) for name in names]) for names in BUCKETS[buckets]
-        ]
+        cut = [[(name, SHAPES[name]) for name in names] for names in BUCKETS[buckets]]
+        self.layouts = [BucketLayout.of(tensors) for tensors in cut]
         self.states = [self.aggregator.start(one, group, torch.float32, CPU) for one in self.layouts]
         self.take_steps(steps)
 
@@ -115,9 +114,7 @@ def across_a_move(seen, label, old, new, world_size):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("old", "new", "world_size"), [(*MOVES[0], 1), *((old, new, 3) for old, new in MOVES)]
-)
+@pytest.mark.parametrize(("old", "new", "world_size"), [(*MOVES[0], 1), *((*move, 3) for move in MOVES)])
 @pytest.mark.parametrize("label", VARIANTS)
 def test_what_a_rank_keeps_of_a_parameter_moves_with_it_bit_for_bit(label, old, new, world_size):
     for before, after in across_a_move(Trained.kept, label, old, new, world_size):
@@ -128,9 +125,7 @@ def test_what_a_rank_keeps_of_a_parameter_moves_with_it_bit_for_bit(label, old, 
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("old", "new", "world_size"), [(*MOVES[0], 2), *((old, new, 7) for old, new in MOVES)]
-)
+@pytest.mark.parametrize(("old", "new", "world_size"), [(*MOVES[0], 2), *((*move, 7) for move in MOVES)])
 @pytest.mark.parametrize("label", STRIPED)
 def test_residuals_of_stripes_go_to_their_new_owners_bit_for_bit(label, old, new, world_size):
 

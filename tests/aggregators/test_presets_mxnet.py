@@ -11,7 +11,7 @@ from scaling.bucket import BucketLayout
 from scaling.collectives.mxnet_tree import link_trees, tree_edges
 from scaling.collectives.owners import assign_owners
 from scaling.collectives.verify import verify
-from tests.aggregators.conftest import layout_of
+from tests.aggregators.conftest import NETWORK, layout_of, mean_of, one_step
 from tests.collectives.conftest import run_on_tensors
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
@@ -25,10 +25,13 @@ def elements(layout):
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_owners_get_all_of_their_tensors_step_them_and_send_to_all(world_size, network, step):
-    owners, outcomes = assign_owners(elements(network), world_size), step(MxnetDevice(), world_size, network)
+def test_owners_get_all_of_their_tensors_step_them_and_send_to_all(world_size):
+    owners, outcomes = (
+        assign_owners(elements(NETWORK), world_size),
+        one_step(MxnetDevice(), world_size, NETWORK),
+    )
     owned = [0] * world_size
-    for offset, size, owner in zip(network.offsets, elements(network), owners, strict=True):
+    for offset, size, owner in zip(NETWORK.offsets, elements(NETWORK), owners, strict=True):
         owned[owner] += 4 * size
         assert not size or any(a <= offset and offset + size <= b for a, b in outcomes[owner].owned)
     for rank, outcome in enumerate(outcomes):
@@ -61,37 +64,35 @@ class TestTree:
         schedule = MxnetTree().schedule(world_size, BucketLayout.of([("w", shape)]))
         assert schedule.num_chunks == (world_size if is_cut else 1)
 
-    def test_slice_i_ends_at_rank_i_and_everything_else_at_rank_0(self, monkeypatch, network, step):
+    def test_slice_i_ends_at_rank_i_and_everything_else_at_rank_0(self, monkeypatch):
         monkeypatch.setattr(mxnet, "TREE_ARRAY_BOUND", 3000)
-        owned = [outcome.owned for outcome in step(MxnetTree(), 3, network)]
-        fc, wide, rows = network.offsets[3], network.offsets[5], 257 // 3
+        owned = [outcome.owned for outcome in one_step(MxnetTree(), 3, NETWORK)]
+        fc, wide, rows = NETWORK.offsets[3], NETWORK.offsets[5], 257 // 3
         wide_slices = [wide + i * rows * 263 for i in range(3)]
-        bias, last = network.offsets[4], (network.offsets[6], network.num_elements)
+        bias, last = NETWORK.offsets[4], (NETWORK.offsets[6], NETWORK.num_elements)
         assert owned[0] == [(0, fc + 17 * 73), (bias, wide_slices[1]), last]
         assert owned[1] == [(fc + 17 * 73, fc + 34 * 73), (wide_slices[1], wide_slices[2])]
         assert owned[2] == [(fc + 34 * 73, fc + 51 * 73), (wide_slices[2], wide + 257 * 263)]
 
     @pytest.mark.parametrize("bound", [10_000_000, 3000])
     @pytest.mark.parametrize("world_size", WORLD_SIZES)
-    def test_all_ranks_together_send_the_bucket_twice_to_each_but_one(
-        self, monkeypatch, world_size, bound, network, step
-    ):
+    def test_ranks_send_the_bucket_twice_to_each_but_one(self, monkeypatch, world_size, bound):
         monkeypatch.setattr(mxnet, "TREE_ARRAY_BOUND", bound)
-        outcomes = step(MxnetTree(), world_size, network)
+        outcomes = one_step(MxnetTree(), world_size, NETWORK)
         up = sum(outcome.aggregate_traffic[0] for outcome in outcomes)
         down = sum(outcome.distribute_traffic[0] for outcome in outcomes)
-        assert up == down == (world_size - 1) * 4 * network.num_elements
+        assert up == down == (world_size - 1) * 4 * NETWORK.num_elements
 
-    def test_small_tensors_go_up_the_tree_of_rank_0(self, network):
+    def test_small_tensors_go_up_the_tree_of_rank_0(self):
         tree = link_trees([[1.0] * 4] * 4)[0]
-        steps = MxnetTree().schedule(4, network).steps[:2]
+        steps = MxnetTree().schedule(4, NETWORK).steps[:2]
         pairs = {(t.target, t.source) for step in steps for t in step}
         assert pairs == {(parent, child) for parent, child, _ in tree_edges(tree)}
 
-    def test_cut_tensors_are_summed_like_whole_ones(self, monkeypatch, network):
+    def test_cut_tensors_are_summed_like_whole_ones(self, monkeypatch):
         monkeypatch.setattr(mxnet, "TREE_ARRAY_BOUND", 3000)
-        buffers = [torch.full((network.num_elements,), float(2**rank)) for rank in range(4)]
-        for result in run_on_tensors(MxnetTree().schedule(4, network), buffers):
+        buffers = [torch.full((NETWORK.num_elements,), float(2**rank)) for rank in range(4)]
+        for result in run_on_tensors(MxnetTree().schedule(4, NETWORK), buffers):
             assert result.eq(15).all()
 
 
@@ -101,25 +102,21 @@ class TestLocal:
         assert MxnetLocal().site(BucketLayout.of([("a", (3,)), ("b", (size, 1))])) == site
 
     @pytest.mark.parametrize("world_size", WORLD_SIZES)
-    def test_mean_comes_to_every_rank_where_each_takes_the_step(
-        self, monkeypatch, world_size, network, step, mean_of
-    ):
+    def test_mean_comes_to_every_rank_that_takes_the_step(self, monkeypatch, world_size):
         monkeypatch.setattr(mxnet, "MAX_ELEMENTS_ON_HOST", 257 * 263 - 1)
-        outcomes = step(MxnetLocal(), world_size, network)
+        outcomes = one_step(MxnetLocal(), world_size, NETWORK)
         for outcome in outcomes:
             assert torch.equal(outcome.mean, outcomes[0].mean)
-            assert torch.allclose(outcome.mean.double(), mean_of(world_size, network), rtol=0, atol=2e-6)
-            assert outcome.owned == [(0, network.num_elements)]
-            assert outcome.aggregate_traffic == (2 * 4 * network.num_elements, 7)  # the mean comes back whole
+            assert torch.allclose(outcome.mean.double(), mean_of(world_size, NETWORK), rtol=0, atol=2e-6)
+            assert outcome.owned == [(0, NETWORK.num_elements)]
+            assert outcome.aggregate_traffic == (2 * 4 * NETWORK.num_elements, 7)  # the mean comes back whole
 
-    def test_only_tensors_of_a_million_elements_are_summed_by_several_threads(
-        self, monkeypatch, network, step
-    ):
+    def test_only_tensors_of_a_million_elements_have_several_threads(self, monkeypatch):
         used = []
         real = mxnet.threads
         monkeypatch.setattr(mxnet, "threads", lambda count: used.append(count) or real(1))
         monkeypatch.setattr(mxnet, "BIGARRAY_BOUND", 257 * 263)
-        step(MxnetLocal(), 2, network)
+        one_step(MxnetLocal(), 2, NETWORK)
         assert used == [1, 1, 1, 1, 4, 1]
 
     @pytest.mark.parametrize("world_size", range(1, 11))

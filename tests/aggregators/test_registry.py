@@ -48,9 +48,7 @@ def test_setup_cfg_declares_no_component_that_the_registries_know():
 
 class TestBuiltIns:
     @pytest.mark.parametrize("name", BUILT_IN)
-    def test_every_built_in_has_its_name_a_line_for_the_list_and_is_made_again_from_its_parameters(
-        self, name
-    ):
+    def test_every_built_in_has_its_name_a_line_for_the_list_and_is_made_from_its_parameters(self, name):
         aggregator = create(name)
         assert isinstance(aggregator, Aggregator)
         assert aggregator.name == name
@@ -116,9 +114,7 @@ class TestOwnClass:
         with pytest.raises(StudyError, match=f"aggregator '{name}': cannot load {name}: ."):
             create(name)
 
-    def test_package_that_raises_anything_when_it_is_imported_is_an_error_with_the_reason(
-        self, tmp_path, monkeypatch
-    ):
+    def test_package_that_cannot_be_imported_is_an_error_with_the_reason(self, tmp_path, monkeypatch):
         reason = "operator torchvision::nms does not exist"
         (tmp_path / "wont_import.py").write_text(f"raise RuntimeError({reason!r})")
         monkeypatch.syspath_prepend(tmp_path)
@@ -131,10 +127,12 @@ class TestOwnClass:
 
 
 class TestOtherPackages:
-    def test_their_aggregators_are_known_by_name(self, offer):
-        offer(theirs=own("Halved"))
+    def test_their_aggregators_are_known_by_name_and_described(self, offer):
+        offer(theirs=own("Halved"), gone="no_such_package.inside:One")
         assert create("theirs") == Halved()
-        assert list(REGISTRY.targets()) == [*BUILT_IN, "theirs"]
+        assert list(REGISTRY.targets()) == [*BUILT_IN, "theirs", "gone"]
+        assert REGISTRY.description("theirs") == "An aggregator of a user's own."
+        assert [REGISTRY.description(name) for name in ("gone", "unknown", own("Halved"))] == [""] * 3
 
     @pytest.mark.parametrize("name", ["rings", "ringg", "Ring"])
     def test_unknown_name_is_an_error_with_a_near_one_and_all_there_are(self, offer, name):
@@ -192,10 +190,3 @@ class TestNames:
         monkeypatch.setattr(Halved, "name", name)
         with pytest.raises(StudyError, match="needs a `name`"):
             create(own(attribute))
-
-
-def test_description_of_other_packages_and_of_none(offer):
-    offer(mine=own("Halved"), gone="no_such_package.inside:One")
-    assert REGISTRY.description("mine") == "An aggregator of a user's own."
-    for name in ("gone", "unknown", own("Halved")):
-        assert REGISTRY.description(name) == ""

@@ -14,7 +14,7 @@ from scaling.aggregators.state import AggregatorState
 from scaling.collectives.plan import CodecWork, Update, exchanges_of, simulate_plan
 from scaling.collectives.plan_record import plan_of
 from scaling.errors import StudyError
-from tests.aggregators.conftest import layout_of
+from tests.aggregators.conftest import NETWORK, layout_of, one_step
 from topologies.schema import load
 
 AGGREGATORS = [create(name) for name in BUILT_IN] + [
@@ -47,37 +47,33 @@ class TestEveryAggregator:
 
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
-    def test_sends_what_is_metered(self, aggregator, world_size, network):
-        stages = aggregator.stages(network, world_size)
+    def test_sends_what_is_metered(self, aggregator, world_size):
+        stages = aggregator.stages(NETWORK, world_size)
         plan = plan_of(exchanges_of(stages, with_gpus=False), world_size)
         # Stripes are unequal where columns do not divide evenly; an all-reduce is rounded down to bytes.
         tolerance = 0.05 if aggregator.lossy else 0.003
         planned = [plan.sent_bytes(rank) for rank in range(world_size)]
-        if aggregator.wire_bytes(network, world_size, 0, itemsize=4) is None:
+        if aggregator.wire_bytes(NETWORK, world_size, 0, itemsize=4) is None:
             return  # a step of torch's: tests/training/test_library_sharded.py
-        metered = [aggregator.wire_bytes(network, world_size, rank, itemsize=4) for rank in range(world_size)]
+        metered = [aggregator.wire_bytes(NETWORK, world_size, rank, itemsize=4) for rank in range(world_size)]
         if aggregator.lossy:
             planned, metered = [sum(planned)], [sum(metered)]
         assert planned == pytest.approx(metered, rel=tolerance, abs=200)
 
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
-    def test_meters_what_it_says_it_sends(self, aggregator, world_size, network, step):
-        if (
-            aggregator.library is not None
-            or aggregator.wire_bytes(network, world_size, 0, itemsize=4) is None
-        ):
+    def test_meters_what_it_says_it_sends(self, aggregator, world_size):
+        stated = aggregator.wire_bytes(NETWORK, world_size, 0, itemsize=4)
+        if aggregator.library is not None or stated is None:
             return  # takes processes: tests/runtime, tests/training/test_library_sharded.py
-        for rank, outcome in enumerate(step(aggregator, world_size, network)):
-            assert outcome.num_bytes == aggregator.wire_bytes(network, world_size, rank, itemsize=4)
+        for rank, outcome in enumerate(one_step(aggregator, world_size, NETWORK)):
+            assert outcome.num_bytes == aggregator.wire_bytes(NETWORK, world_size, rank, itemsize=4)
 
     @pytest.mark.sampled(4)
-    def test_more_gradient_takes_longer(self, aggregator, big_network, network):
+    def test_more_gradient_takes_longer(self, aggregator, big_network):
         topology = load("dual-k80")
-        small, large = (
-            simulate_plan(aggregator.stages(layout, 4), topology, 4).seconds
-            for layout in (network, big_network)
-        )
+        plans = (aggregator.stages(layout, 4) for layout in (NETWORK, big_network))
+        small, large = (simulate_plan(plan, topology, 4).seconds for plan in plans)
         assert small < large
 
 
@@ -99,26 +95,26 @@ class TestOrder:
         ("horovod_optimizer", ["horovod_optimizer", "update"]),
         ("tf_spec", ["", "", "", "update"]),
     ])  # fmt: skip
-    def test_is_that_of_the_step(self, name, expected, network):
-        assert names(create(name).stages(network, 4)) == expected
+    def test_is_that_of_the_step(self, name, expected):
+        assert names(create(name).stages(NETWORK, 4)) == expected
 
-    def test_owners_step_what_they_own(self, network):
-        (update,) = [s for s in create("mxnet_device").stages(network, 4) if isinstance(s, Update)]
-        assert sum(update.owner_elements) == network.num_elements
+    def test_owners_step_what_they_own(self):
+        (update,) = [s for s in create("mxnet_device").stages(NETWORK, 4) if isinstance(s, Update)]
+        assert sum(update.owner_elements) == NETWORK.num_elements
         assert max(update.owner_elements) == math.prod((257, 263))
-        (root,) = [s for s in create("caffe").stages(network, 4) if isinstance(s, Update)]
-        assert root.owner_elements == (network.num_elements, 0, 0, 0)
+        (root,) = [s for s in create("caffe").stages(NETWORK, 4) if isinstance(s, Update)]
+        assert root.owner_elements == (NETWORK.num_elements, 0, 0, 0)
 
-    def test_large_tensors_are_summed_by_several_threads(self, monkeypatch, network):
+    def test_large_tensors_are_summed_by_several_threads(self, monkeypatch):
         monkeypatch.setattr(mxnet, "BIGARRAY_BOUND", 257 * 263)
-        sums = [s for s in MxnetLocal().stages(network, 4) if isinstance(s, CodecWork)]
+        sums = [s for s in MxnetLocal().stages(NETWORK, 4) if isinstance(s, CodecWork)]
         assert [s.num_threads for s in sums] == [4, 1]
         assert sums[0].num_bytes == 4 * 4 * 257 * 263
-        assert sum(s.num_bytes for s in sums) == 4 * 4 * network.num_elements
+        assert sum(s.num_bytes for s in sums) == 4 * 4 * NETWORK.num_elements
 
-    def test_very_large_tensors_are_stepped_by_every_rank(self, monkeypatch, network):
+    def test_very_large_tensors_are_stepped_by_every_rank(self, monkeypatch):
         monkeypatch.setattr(mxnet, "MAX_ELEMENTS_ON_HOST", 257 * 263 - 1)
-        stages = MxnetLocal().stages(network, 4)
+        stages = MxnetLocal().stages(NETWORK, 4)
         assert names(stages) == ["", "sum", "sum", "", "update"]
         assert stages[-1].site == "replica"
 
@@ -132,24 +128,19 @@ def test_star_costs_more_than_a_tree_and_that_more_than_a_ring(big_network):
     assert seconds("mxnet_device") < seconds("torch_dpt")
 
 
-@dataclass(frozen=True)
-class Silent(Aggregator[AggregatorState]):
-    """An aggregator that says nothing of itself."""
+def test_aggregator_that_says_nothing_is_an_error_that_names_it():
+    @dataclass(frozen=True)
+    class Silent(Aggregator[AggregatorState]):
+        name = "silent"
 
-    name = "silent"
+        def start(self, layout, group, dtype, device):
+            return AggregatorState(group, layout)
 
-    def start(self, layout, group, dtype, device):
-        return AggregatorState(group, layout)
+        def aggregate(self, state, gradient, phase=unmarked):
+            return gradient
 
-    def aggregate(self, state, gradient, phase=unmarked):
-        return gradient
-
-
-def test_aggregator_that_says_nothing_is_an_error_that_names_it(network):
-    with pytest.raises(
-        StudyError, match=r"aggregator 'silent' cannot be predicted: .* does not define `stag"
-    ):
-        Silent().stages(network, 2)
+    with pytest.raises(StudyError, match=r"'silent' cannot be predicted: .* does not define `stages`"):
+        Silent().stages(NETWORK, 2)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])

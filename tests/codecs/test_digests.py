@@ -18,7 +18,6 @@ from scaling.aggregators.state import save_buckets
 from scaling.bucket import BucketLayout
 from scaling.process_group import run_in_process
 
-RECORDED = Path(__file__).with_name("digests.json")
 LAYOUT = BucketLayout.of([("matrix", (300, 70)), ("vector", (517,)), ("kernel", (8, 4, 3, 3))])
 BY_VALUE = {"power_sgd"}
 """Products of matrices are rounded as the processor likes: compared to 1e-4."""
@@ -50,21 +49,12 @@ def outcome(name, device):
     return digest.hexdigest()[:16]
 
 
-def check(name, device):
-    recorded = json.loads(RECORDED.read_text())[device][name]
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_are_those_that_were_recorded(name, device):
+    recorded = json.loads(Path(__file__).with_name("digests.json").read_text())[device][name]
     expected = pytest.approx(recorded, rel=1e-4, abs=1e-5) if name in BY_VALUE else recorded
     assert outcome(name, device) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_on_the_cpu(name):
-    check(name, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_on_a_gpu(name):
-    check(name, "cuda")
 
 
 if __name__ == "__main__":

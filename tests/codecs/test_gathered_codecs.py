@@ -70,12 +70,12 @@ def encoded(values, density):
 
 
 @pytest.mark.parametrize(
-    ("num", "density", "sent"), [(100, 0.01, 1), (101, 0.01, 2), (1, 0.001, 1), (7, 1.0, 7)]
+    ("n", "density", "sent"), [(100, 0.01, 1), (101, 0.01, 2), (1, 0.001, 1), (7, 1.0, 7)]
 )
-def test_k_is_rounded_up_and_eight_bytes_each(num, density, sent):
-    codec, wire, _ = encoded(torch.randn(num), density)
-    assert codec.num_sent(num) == sent
-    assert codec.bucket_bytes(BucketLayout.of([("values", (num,))])) == wire.nbytes == 8 * sent
+def test_k_is_rounded_up_and_eight_bytes_each(n, density, sent):
+    codec, wire, _ = encoded(torch.randn(n), density)
+    assert codec.num_sent(n) == sent
+    assert codec.bucket_bytes(BucketLayout.of([("values", (n,))])) == wire.nbytes == 8 * sent
 
 
 def test_decoded_are_the_largest_magnitudes_and_nothing_else_and_nan_is_sent_first():

@@ -20,7 +20,6 @@ from scaling.codecs.one_bit_stripes import StripeBuffers, TorchStripes
 from scaling.codecs.stripes import StripeLayout
 from scaling.collectives.plan import CodecWork
 from scaling.errors import LaunchError, StudyError
-from scaling.process_group import run_in_process
 from tests.aggregators.conftest import of_states
 
 CPU = torch.device("cpu")
@@ -61,20 +60,16 @@ class TestChoice:
         assert type(coder) is TorchChunks
         assert coder.note == "ef_sign in plain torch operations"
 
-    def test_a_codec_of_ones_own_may_bring_its_kernel(self, monkeypatch):
+    def test_a_codec_of_ones_own_may_bring_its_kernel_and_an_unknown_one_is_an_error(self, monkeypatch):
         monkeypatch.setattr(kernels, "triton_problem", lambda device: None)
         codec, meta = CodecWithKernel(64), torch.device("meta")
+        chunks = codec.chunks(100)
         asked = [("torch", CPU), ("auto", CPU), ("triton", CPU), ("auto", meta)]
-        coders = [
-            type(chunk_coder(codec, codec, codec.chunks(100), device, which)) for which, device in asked
-        ]
+        coders = [type(chunk_coder(codec, codec, chunks, device, which)) for which, device in asked]
         assert coders == [TorchChunks, TorchChunks, OwnCoder, OwnCoder]
-
-    def test_a_kernel_that_there_is_not_is_an_error_with_those_that_there_are(self, monkeypatch):
-        monkeypatch.setattr(kernels, "triton_problem", lambda device: None)
         codec = CodecWithUnknownKernel(64)
         with pytest.raises(LaunchError, match="names the kernel 'ROUND'; allowed: FLAT, MEAN"):
-            chunk_coder(codec, codec, codec.chunks(100), CPU, "triton")
+            chunk_coder(codec, codec, chunks, CPU, "triton")
 
     def test_a_codec_of_ones_own_has_no_kernel(self):
         assert kernel_problem(CODEC, CODEC.chunks(100)) is None
@@ -153,10 +148,6 @@ class TestVersion:
         stripes = StripeLayout.of(LAYOUT, "torch", 1, 2)
         codec = stripe_codec(StripeBuffers(stripes, 0, self.GPU), "zero", "auto")
         assert (type(codec), codec.note) == (TorchStripes, f"{TorchStripes.note}: {reason}")
-
-    @pytest.mark.parametrize("version", [None, "3.5.1"])
-    def test_triton_that_is_asked_for_is_an_error(self, install, version):
-        install(version)
         with pytest.raises(LaunchError, match=r"kernels: triton: .*3\.6.*; use kernels: auto or torch"):
             chunk_coder(CODEC, CODEC, CODEC.chunks(100), self.GPU, "triton")
 
@@ -186,11 +177,8 @@ class TestAggregators:
 
     @no_interpreter
     def test_triton_where_it_cannot_run_is_an_error(self, name):
-        def work(group):
-            create(name, {"kernels": "triton"}).start(LAYOUT, group, torch.float32, CPU)
-
         with pytest.raises(LaunchError, match=r"kernels: triton: .*use kernels: auto or torch"):
-            run_in_process(2, work)
+            of_states(create(name, {"kernels": "triton"}), LAYOUT, 2, type)
 
     def test_plain_torch_moves_more_bytes(self, name):
         def moved(kernels):

@@ -4,16 +4,8 @@ import pytest
 import torch
 
 from scaling.bucket import BucketLayout
-from scaling.codecs.power_sgd import (
-    PowerSgdCodec,
-    ThinMatrices,
-    batches_of,
-    matrix_views,
-    orthonormalise_,
-    spans_sent_whole,
-    starting_q,
-    strided_batches,
-)
+from scaling.codecs import power_sgd
+from scaling.codecs.power_sgd import PowerSgdCodec, ThinMatrices, matrix_views, orthonormalise_, starting_q
 from scaling.errors import StudyError
 from tests.aggregators.conftest import layout_of
 
@@ -83,7 +75,10 @@ def groups(rank=1):
 def test_equal_distances_make_one_batch():
     (_, squares) = groups()
     start = LAYOUT.offsets[2]
-    assert list(strided_batches(LAYOUT, squares)) == [(0, 3, start, 620), (3, 1, LAYOUT.offsets[10], 600)]
+    assert list(power_sgd.strided_batches(LAYOUT, squares)) == [
+        (0, 3, start, 620),
+        (3, 1, LAYOUT.offsets[10], 600),
+    ]
 
 
 def test_every_matrix_is_seen_once_and_where_it_lies():
@@ -97,11 +92,14 @@ def test_every_matrix_is_seen_once_and_where_it_lies():
 
 
 def test_what_is_sent_whole_is_the_rest_and_neighbours_or_all_are_one_span():
-    sizes = [stop - start for start, stop in spans_sent_whole(LAYOUT, groups())]
+    sizes = [stop - start for start, stop in power_sgd.spans_sent_whole(LAYOUT, groups())]
     assert sizes == [6, 20, 20, 4, 4]
     assert sum(sizes) + sum(group.num_elements for group in groups()) == LAYOUT.num_elements
     layout = BucketLayout.of([("a", (3,)), ("b", (2, 2))])
-    assert (spans_sent_whole(layout, []), matrix_views(torch.zeros(7), layout, [])) == ([(0, 7)], [])
+    assert (power_sgd.spans_sent_whole(layout, []), matrix_views(torch.zeros(7), layout, [])) == (
+        [(0, 7)],
+        [],
+    )
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -121,7 +119,7 @@ def test_batches_of_thin_matrices_are_those_of_the_matrices():
     own = groups()
     size = sum(len(one.tensors) * one.columns * one.rank for one in own)
     message = torch.arange(size, dtype=torch.float32)
-    batches = batches_of(ThinMatrices(message, [one.columns for one in own], own).sent, LAYOUT, own)
+    batches = power_sgd.batches_of(ThinMatrices(message, [one.columns for one in own], own).sent, LAYOUT, own)
     matrices = matrix_views(torch.zeros(LAYOUT.num_elements), LAYOUT, own)
     assert [one.shape for one in batches] == [(len(one), one.shape[2], 1) for one in matrices]
     assert torch.equal(torch.cat([one.flatten() for one in batches]), message)
@@ -131,5 +129,5 @@ def test_the_matrices_of_resnet_56_are_7_batches():
     """A step's launches go by these, on GPUs."""
     layout = layout_of("resnet-56")
     groups = PowerSgdCodec(1, 2.0).groups(layout.shapes)
-    found = [batch for group in groups for batch in strided_batches(layout, group)]
+    found = [batch for group in groups for batch in power_sgd.strided_batches(layout, group)]
     assert (sum(count for _, count, _, _ in found), len(found)) == (56, 7)

@@ -101,9 +101,7 @@ def test_rank_that_raises_while_others_wait_in_mpi_ends_all_and_the_rest_is_resu
 
 
 @pytest.mark.usefixtures("named_by_a_study")
-def test_rank_that_raises_while_others_wait_in_horovod_ends_the_cell_and_horovod_starts_anew(
-    scaling, horovodrun
-):
+def test_rank_that_raises_while_others_wait_in_horovod_ends_the_cell_and_it_starts_anew(scaling, horovodrun):
     write_study_that_begins_with(scaling, "faulty_aggregators:RaisesOverHorovod", "horovod")
     assert worker(scaling, horovodrun).returncode == 1
     assert scaling.states() == {("raises_over_horovod", 2, 0): "failed", ("horovod", 2, 0): "done"}

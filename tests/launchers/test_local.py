@@ -119,11 +119,9 @@ def test_horovodrun_goes_over_gloo(monkeypatch):
     assert HorovodrunLauncher().environment(SPEC) == added
 
 
-@pytest.mark.parametrize(
-    ("environ", "seconds"), [({}, JOIN_TIMEOUT_S), ({JOIN_TIMEOUT_VARIABLE: "20"}, 20.0)]
-)
-def test_how_long_workers_wait_for_each_other_is_a_setting(environ, seconds):
-    assert join_timeout_s(environ) == seconds
+@pytest.mark.parametrize(("environ", "s"), [({}, JOIN_TIMEOUT_S), ({JOIN_TIMEOUT_VARIABLE: "20"}, 20.0)])
+def test_how_long_workers_wait_for_each_other_is_a_setting(environ, s):
+    assert join_timeout_s(environ) == s
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])

@@ -23,44 +23,39 @@ def test_mpi_started_the_workers_of_mpirun_and_of_srun_with_mpi(table, variables
     assert started_by_mpi(info(table), variables) == is_mpi
 
 
-class Tree:
-    """The kernel's view of some processes: pid -> (parent, program)."""
+@pytest.fixture
+def add(tmp_path, monkeypatch):
+    """add(pid, parent, program): a process, in the kernel's view of them in the folder proc."""
+    monkeypatch.setattr(os, "getppid", lambda: 40)
 
-    def __init__(self, folder):
-        self.folder = folder
-
-    def add(self, pid, parent, program):
-        entry = self.folder / "proc" / str(pid)
+    def added(pid, parent, program):
+        entry = tmp_path / "proc" / str(pid)
         entry.mkdir(parents=True)
         (entry / "stat").write_text(f"{pid} (a (strange) name) S {parent} 1 1")
-        program = self.folder / program
+        program = tmp_path / program
         program.parent.mkdir(parents=True, exist_ok=True)
         program.touch()
         (entry / "exe").symlink_to(program)
 
-
-@pytest.fixture
-def tree(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "getppid", lambda: 40)
-    return Tree(tmp_path)
+    return added
 
 
 @pytest.mark.parametrize(
     ("launcher", "program"),
     [("openmpi", "prterun"), ("openmpi", "orted"), ("openmpi", "orterun"), ("mpich", "hydra_pmi_proxy")],
 )
-def test_daemon_is_found_behind_shells(tree, launcher, program):
-    tree.add(40, 30, "usr/bin/bash")
-    tree.add(30, 20, f"opt/mpi/bin/{program}")
-    tree.add(20, 1, "usr/bin/bash")
-    assert daemon(launcher, tree.folder / "proc") == (30, tree.folder / "opt/mpi/bin" / program)
+def test_daemon_is_found_behind_shells(add, tmp_path, launcher, program):
+    add(40, 30, "usr/bin/bash")
+    assert daemon(launcher, tmp_path / "proc") is None  # 30 is another user's
+    add(30, 20, f"opt/mpi/bin/{program}")
+    add(20, 1, "usr/bin/bash")
+    assert daemon(launcher, tmp_path / "proc") == (30, tmp_path / "opt/mpi/bin" / program)
 
 
-def test_daemon_that_is_not_seen_is_none(tree):
-    tree.add(40, 30, "usr/bin/bash")
-    assert daemon("openmpi", tree.folder / "proc") is None  # 30 is another user's
-    tree.add(30, 1, "usr/bin/sshd")
-    assert daemon("openmpi", tree.folder / "proc") is None
+def test_process_of_no_mpi_is_no_daemon(add, tmp_path):
+    add(40, 30, "usr/bin/bash")
+    add(30, 1, "usr/bin/sshd")
+    assert daemon("openmpi", tmp_path / "proc") is None
 
 
 def test_library_is_that_beside_the_program_and_goes_by_its_name_where_none_is(tmp_path):

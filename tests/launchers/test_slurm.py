@@ -104,19 +104,16 @@ def test_no_value_of_an_option_is_read_as_code(tmp_path, value, array):
     run += ["--launcher", "slurm-torchrun", "--workers-per-node", "4"]
     run += ["--world-size", "1"] if array else []
     assert calls[-1] == run
+    lines = (line[8:] for line in script(options).splitlines() if line.startswith("#SBATCH"))
+    directives = [word for line in lines for word in shlex.split(line)]
     for name, given_word in one_word.items():
-        assert f"--{name.replace('_', '-')}={given_word}" in sbatch_words(script(options))
+        assert f"--{name.replace('_', '-')}={given_word}" in directives
     if array:
         named = [f"--job-name={options.job_name}-report"]
         queue = [f"--{name}={value}" for name in ("partition", "account") if name in one_word]
         assert calls[0][:-4] == ["sbatch", *named, *queue]
         words = [program, "-m", "scaling", "report", value]
         assert shlex.split(report.removesuffix("\n").rpartition("'\n")[2]) == words
-
-
-def sbatch_words(text):
-    lines = (line for line in text.splitlines() if line.startswith("#SBATCH"))
-    return [word for line in lines for word in shlex.split(line[8:])]
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -188,9 +185,7 @@ NOT_AGAIN = "stopped by SIGUSR1; give the script to sbatch again to go on from h
     (HEARS, "0", "", 130, NOT_AGAIN),
     (HEARS.replace("130", "0"), "0", "RUNNING", 0, ""),  # it finishes in spite of the signal
 ])  # fmt: skip
-def test_job_is_requeued_once_and_not_when_it_was_cancelled_or_has_finished(
-    tmp_path, launcher, restarts, state, status, said
-):
+def test_job_is_requeued_once_and_not_if_cancelled_or_done(tmp_path, launcher, restarts, state, status, said):
     code, out, err = run_end(tmp_path, launcher, signals=1, restarts=restarts, state=state)
     assert (code, err) == (status, said)
     assert "requeue" not in out

@@ -28,13 +28,9 @@ def start(need):
     for process in started:
         process.kill()  # if the test has failed
         process.communicate(timeout=LIMIT_S)
-        assert not [name for name in namespaces() if f"-{process.pid}-" in name]
+        hosts = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+        assert f"-{process.pid}-" not in hosts.stdout
         assert not list(NAMES_FOLDER.glob(f"*-{process.pid}-*"))
-
-
-def namespaces():
-    told = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    return told.stdout.split()
 
 
 class Told:

@@ -16,10 +16,8 @@ from launchers.processes import end
 from launchers.zygote import Zygote, ZygoteError, Zygotes
 from tests.waiting import LIMIT_S, is_running, left_of, still_there
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(sys.platform != "linux", reason="zygotes are Linux's"),
-]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="zygotes are Linux's")
+pytestmark = [pytest.mark.processes, linux]
 
 MODULE = "tests.launchers.forked_worker"
 ROOT = Path(__file__).parents[2]

@@ -15,12 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
 from launchers import processes
-from scaling.store import ResultsFolder
 from tests.conftest import need
-from tests.end_to_end.conftest import trained
+from tests.end_to_end.conftest import Scaling, trained
 from tests.faults.conftest import found
 from tests.waiting import LIMIT_S, wait_until
 
@@ -116,9 +114,8 @@ class Cluster:
         names = ",".join(self.nodes)
         # Daemons of hosts with names of their own are asked at another address of loopback than theirs.
         listening = "NoCtldInAddrAny" if self.named else "NoCtldInAddrAny,NoInAddrAny"
-        text = CONFIGURATION.format(
-            folder=self.folder, controller=controller, nodes=names, listening=listening
-        )
+        places = {"folder": self.folder, "controller": controller, "nodes": names}
+        text = CONFIGURATION.format(**places, listening=listening)
         for node, port in zip(self.nodes, ports, strict=True):
             text += NODE.format(node, node if self.named else "127.0.0.1", port, self.gpus)
         (self.folder / "slurm.conf").write_text(text)
@@ -221,12 +218,12 @@ def cluster():
         yield made
 
 
-class Study:
+class Study(Scaling):
     """One study, submitted to the cluster from a folder of its own."""
 
     def __init__(self, cluster, folder):
-        self.cluster, self.folder = cluster, folder
-        self.study, self.out, self.go = folder / "study.yaml", folder / "out", folder / "go"
+        super().__init__(folder)
+        self.cluster, self.go = cluster, folder / "go"
         self.jobs: list[str] = []
         own = {"MPLBACKEND": "Agg", "SCALING_TEST_GO": str(self.go)}
         own["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
@@ -234,13 +231,7 @@ class Study:
 
     def write(self, aggregators=("all_reduce", "ring"), world_sizes=(2,), **keys):
         keys |= {"aggregators": list(aggregators), "world_sizes": list(world_sizes), "learning_rate": 0.05}
-        study = trained("small", **keys)
-        self.study.write_text(yaml.safe_dump(study))
-
-    def ended(self, command, **environment):
-        """A command, run to its end in the study's folder."""
-        place = {"cwd": self.folder, "env": {**self.environment, **environment}}
-        return subprocess.run(command, **place, capture_output=True, text=True, timeout=LIMIT_S)
+        super().write(trained("small", **keys))
 
     def scaling(self, *arguments, **environment):
         """The `scaling` command, to its end."""
@@ -266,15 +257,10 @@ class Study:
             self.cluster.ask("scancel", job)
         self.cluster.wait(lambda: not self.left(), "the jobs' processes to end")
 
-    def results(self):
-        return ResultsFolder(self.out)
-
     def states(self):
         """(aggregator, world size) -> state."""
-        return {
-            (record.cell["aggregator_label"], record.cell["world_size"]): record.state
-            for record in self.results().runs()
-        }
+        cells = {(run.cell["aggregator_label"], run.cell["world_size"]): run for run in self.results().runs()}
+        return {cell: run.state for cell, run in cells.items()}
 
     def wait_for_run(self, aggregator, state="running"):
         """Waits until a cell of that aggregator is in that state, with the others done."""

@@ -64,11 +64,8 @@ def test_the_slow_node_of_pairs_is_named(study, typed):
     for job in study.jobs:
         state = study.cluster.wait_for(job, "COMPLETED", "FAILED")
         assert state == "COMPLETED", study.log(job)
-    assert [one["hosts"] for one in campaigns(study.folder / "pairs")] == [
-        list(NODES[:2]),
-        [NODES[0], SLOW],
-        [NODES[1], SLOW],
-    ]
+    hosts = [one["hosts"] for one in campaigns(study.folder / "pairs")]
+    assert hosts == [list(NODES[:2]), [NODES[0], SLOW], [NODES[1], SLOW]]
     said = study.log(study.jobs[-1])
     assert f"By the ranks' own times {SLOW} is slow, in 2 of 2 campaigns." in " ".join(said.split())
     assert said.count("By the ranks' own times") == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scaling.analysis import summary_table
+from tests.end_to_end.conftest import ended_well
 from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
@@ -27,15 +28,6 @@ SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1", "--time=10", "--kill-on-bad-
 SAME_VALUES = ("study", "kind", "model", "aggregator", "world_size", "global_batch", "threads", "seed")
 
 
-def by_hand(study, command):
-    """The study after workers that a user's own command line has started."""
-    study.write()
-    words = ["-m", "scaling.worker", study.study.name, "--out", study.out.name]
-    done = study.ended([*command, *words], OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    return study
-
-
 @pytest.fixture(scope="module")
 def jobs(cluster, study_in, tmp_path_factory):
     """What each form made of the study: form -> (Study, id of its job); all run together."""
@@ -44,12 +36,13 @@ def jobs(cluster, study_in, tmp_path_factory):
         study = study_in(tmp_path_factory.mktemp("job"))
         study.write(world_sizes=sizes)
         made[form] = (study, study.submit(*options))
-    made["local"] = (study_in(tmp_path_factory.mktemp("run")), None)
-    local = made["local"][0]
+    local, own = (study_in(tmp_path_factory.mktemp("run")) for _ in range(2))
     local.write(world_sizes=(1, 2))
-    done = local.scaling("run", local.study.name, "--out", local.out.name)
-    assert done.returncode == 0, done.stderr
-    made["srun by hand"] = (by_hand(study_in(tmp_path_factory.mktemp("job")), SRUN), "")
+    ended_well(local.scaling("run", local.study.name, "--out", local.out.name))
+    own.write()
+    worker = [*SRUN, "-m", "scaling.worker", own.study.name, "--out", own.out.name]
+    ended_well(own.ended(worker, OMP_NUM_THREADS="1"))
+    made |= {"local": (local, None), "srun by hand": (own, "")}
     cluster.wait(lambda: not cluster.jobs(), "all jobs to end")
     yield made
     for study, _ in made.values():

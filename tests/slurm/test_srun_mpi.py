@@ -41,12 +41,6 @@ def run(study, openmpi, need):
     return submit
 
 
-def version(launcher):
-    """Open MPI's, as `5.0.11`."""
-    told = subprocess.run([launcher.program, "--version"], capture_output=True, text=True, check=True)
-    return re.search(r"[\d.]+\d", told.stdout)[0]
-
-
 def test_wrong_flag_is_an_error_before_any_cell(study, run):
     state, log = run("pmi2", nodes=1)
     assert state == "FAILED"
@@ -59,10 +53,10 @@ def test_wrong_flag_is_an_error_before_any_cell(study, run):
 @pytest.mark.parametrize(
     ("nodes", "launcher", "library"), [(1, "openmpi", ""), (2, "openmpi", ""), (2, "system_openmpi", BY_NAME)]
 )
-def test_tasks_find_each_other_by_pmix_and_mpi_gives_what_torch_gives(
-    study, run, request, nodes, launcher, library
-):
-    needed = version(request.getfixturevalue(launcher))
+def test_tasks_meet_by_pmix_and_mpi_gives_what_torch_gives(study, run, request, nodes, launcher, library):
+    program = request.getfixturevalue(launcher).program
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    needed = re.search(r"[\d.]+\d", told.stdout)[0]
     state, log = run("pmix", nodes, library)
     assert state == "COMPLETED", log
     assert set(study.states().values()) == {"done"}

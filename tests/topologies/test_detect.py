@@ -10,17 +10,6 @@ import yaml
 
 from topologies import detect as module
 from topologies.build import build
-from topologies.detect import (
-    cpu_model,
-    detect,
-    find_gpus,
-    memory_bytes,
-    num_usable_cores,
-    nvidia_gpus,
-    parse_gpu_line,
-    read_facts,
-    visible_gpus,
-)
 from topologies.facts import Gpu, PcieLink
 from topologies.file_format import MachineFile
 from topologies.file_text import as_yaml, validated
@@ -42,38 +31,34 @@ class TestHost:
         (CPUINFO, "Intel(R) Xeon(R) Platinum 8468: 48 cores"),
         *((text, "aarch64") for text in (None, "", "processor\t: 0\nFeatures\t: fp asimd\n")),
     ])  # fmt: skip
-    def test_processor_has_the_name_of_the_first_core_or_its_architecture(
+    def test_processor_has_the_name_of_its_first_core_or_architecture(
         self, tmp_path, monkeypatch, text, name
     ):
         if text is not None:
             (tmp_path / "cpuinfo").write_text(text)
         monkeypatch.setattr(module.platform, "processor", lambda: "")
         monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
-        assert cpu_model(tmp_path / "cpuinfo") == name
+        assert module.cpu_model(tmp_path / "cpuinfo") == name
 
-    @pytest.mark.parametrize(
-        ("text", "expected"), [(MEMINFO, 2**25), ("SwapTotal: 0 kB\n", None), (None, None)]
-    )
-    def test_memory_is_in_bytes_or_none(self, tmp_path, text, expected):
+    @pytest.mark.parametrize(("text", "size"), [(MEMINFO, 2**25), ("SwapTotal: 0 kB\n", None), (None, None)])
+    def test_memory_is_in_bytes_or_none(self, tmp_path, text, size):
         if text is not None:
             (tmp_path / "meminfo").write_text(text)
-        assert memory_bytes(tmp_path / "meminfo") == expected
+        assert module.memory_bytes(tmp_path / "meminfo") == size
 
-    def test_cores_are_those_that_this_process_may_use_and_all_where_the_system_does_not_say(
-        self, monkeypatch
-    ):
+    def test_cores_are_those_that_this_process_may_use_and_all_where_nobody_says(self, monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)
-        assert num_usable_cores() == 3
+        assert module.num_usable_cores() == 3
         monkeypatch.delattr(os, "sched_getaffinity")
         monkeypatch.setattr(os, "cpu_count", lambda: None)
-        assert num_usable_cores() == 1
+        assert module.num_usable_cores() == 1
 
 
 def test_fields_of_a_gpu_are_read_with_their_units_and_memory_that_the_driver_does_not_tell_is_none():
     expected = {"index": 3, "name": "NVIDIA H200", "memory_bytes": 143771 * 2**20, "driver": "580.159.04"}
-    assert parse_gpu_line("3, NVIDIA H200, 143771, 580.159.04") == expected
+    assert module.parse_gpu_line("3, NVIDIA H200, 143771, 580.159.04") == expected
     for memory in ("[N/A]", "[Not Supported]", "Insufficient Permissions"):
-        assert parse_gpu_line(f"0, NVIDIA GB10, {memory}, 580.95")["memory_bytes"] is None
+        assert module.parse_gpu_line(f"0, NVIDIA GB10, {memory}, 580.95")["memory_bytes"] is None
 
 
 class TestGpus:
@@ -97,7 +82,7 @@ class TestGpus:
 
     def test_gpus_are_asked_for_by_an_exact_command(self, answer):
         asked = answer(TWO_GPUS)
-        assert [gpu["index"] for gpu in nvidia_gpus()] == [0, 1]
+        assert [gpu["index"] for gpu in module.nvidia_gpus()] == [0, 1]
         query = "--query-gpu=index,name,memory.total,driver_version"
         assert asked == [["/usr/bin/nvidia-smi", query, "--format=csv,noheader,nounits"]]
 
@@ -109,11 +94,11 @@ class TestGpus:
     ], ids=str)  # fmt: skip
     def test_driver_without_gpus_or_that_fails_gives_none(self, answer, output):
         answer(output)
-        assert nvidia_gpus() == []
+        assert module.nvidia_gpus() == []
 
     def test_machine_without_the_driver_has_none(self, monkeypatch):
         monkeypatch.setattr(module.detect_smi.shutil, "which", lambda name: None)
-        assert nvidia_gpus() == []
+        assert module.nvidia_gpus() == []
 
 
 class TestVisibleGpus:
@@ -130,17 +115,18 @@ class TestVisibleGpus:
     ])  # fmt: skip
     def test_variable_chooses_and_orders(self, wanted, indices):
         environ = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}
-        assert [gpu.index for gpu in visible_gpus(self.GPUS, environ)] == indices
+        assert [gpu.index for gpu in module.visible_gpus(self.GPUS, environ)] == indices
 
     @pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "0"}], ids=str)
     def test_numbers_of_different_gpus_are_told_only_in_the_order_of_the_bus(self, environ):
-        assert visible_gpus(self.MIXED, environ) is None
-        assert visible_gpus(self.MIXED, {**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})[0].index == 0
+        assert module.visible_gpus(self.MIXED, environ) is None
+        assert module.visible_gpus(self.MIXED, {**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})[0].index == 0
 
     def test_names_of_different_gpus_are_told_and_parts_of_one_are_not(self):
-        assert [gpu.index for gpu in visible_gpus(self.MIXED, {"CUDA_VISIBLE_DEVICES": "GPU-0b"})] == [3]
-        assert visible_gpus(self.GPUS, {"CUDA_VISIBLE_DEVICES": "MIG-1"}) is None
-        assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "0"}) == ()
+        (gpu,) = module.visible_gpus(self.MIXED, {"CUDA_VISIBLE_DEVICES": "GPU-0b"})
+        assert gpu.index == 3
+        assert module.visible_gpus(self.GPUS, {"CUDA_VISIBLE_DEVICES": "MIG-1"}) is None
+        assert module.visible_gpus((), {"CUDA_VISIBLE_DEVICES": "0"}) == ()
 
 
 class TestMachine:
@@ -148,7 +134,7 @@ class TestMachine:
         monkeypatch.setattr(module.detect_nvml, "load", lambda: None)
         gpu = Gpu(0, "NVIDIA H200", "GPU-0", "0000:18:00.0", PcieLink(5, 16))
         monkeypatch.setattr(module.detect_smi, "read_gpus", lambda: (gpu,))
-        gpus, missing = find_gpus()
+        gpus, missing = module.find_gpus()
         assert gpus == (gpu,)
         assert missing == [
             "bandwidth of the GPUs' memories, and where each NVLink ends: needs NVML: "
@@ -160,7 +146,7 @@ class TestMachine:
         nvml.nvmlDeviceGetCount = nvml.fail
         monkeypatch.setattr(module.detect_nvml, "load", lambda: nvml)
         monkeypatch.setattr(module.detect_smi, "read_gpus", lambda: ())
-        assert (find_gpus(), nvml.shut_downs) == (((), []), [1])
+        assert (module.find_gpus(), nvml.shut_downs) == (((), []), [1])
 
     def test_links_that_nvml_does_not_tell_are_asked_of_the_program(self, monkeypatch, fake_nvml):
         nvml = fake_nvml({"bus": 0x18, "peers": None}, {"bus": 0x2A, "peers": None})
@@ -169,13 +155,13 @@ class TestMachine:
         monkeypatch.setattr(module.detect_smi.shutil, "which", lambda name: f"/usr/bin/{name}")
         answer = lambda command, **_: SimpleNamespace(stdout=matrix if "-m" in command else "")  # noqa: E731
         monkeypatch.setattr(module.detect_smi.subprocess, "run", answer)
-        found, missing = find_gpus()
+        found, missing = module.find_gpus()
         assert [gpu.nvlinks for gpu in found] == [{1: 4}, {0: 4}]
         assert [gpu.memory_bits for gpu in found] == [6144, 6144]
         assert "peer access: the driver does not say" in missing[0]
 
     def test_this_machine_gives_a_valid_machine_file_of_plain_data(self):
-        file = detect()
+        file = module.detect()
         assert json.loads(json.dumps(file)) == file
         topology = validated(as_yaml(file), "here")
         assert topology.machine.of_kind("cpu")
@@ -191,6 +177,6 @@ class TestMachine:
             (node / "cpulist").write_text(f"{number}\n")
         gpu = Gpu(0, "NVIDIA H200", "GPU-0", "0000:18:00.0")
         monkeypatch.setattr(module, "find_gpus", lambda: ((gpu,), []))
-        facts = read_facts(tmp_path)
+        facts = module.read_facts(tmp_path)
         assert [node.number for node in facts.host.nodes] == [0, 1]
         assert facts.missing == ("which NUMA node gpu0 belong to: they are put on the first",)

@@ -3,19 +3,8 @@
 import pytest
 
 from scaling.doctor import host as doctor
+from topologies import detect_host
 from topologies.detect import load_text
-from topologies.detect_host import (
-    boot_id,
-    bridge_link,
-    busy_ratio,
-    cpu_governors,
-    cpu_list,
-    node_cpus,
-    num_physical,
-    parse_cpu_list,
-    pci_place,
-    read_host,
-)
 from topologies.facts import NumaNode, PcieLink, PciePlace
 
 
@@ -57,7 +46,7 @@ class TestHost:
         ({}, (0, 1), 2, [(0, 0, 2, 2**30)]),  # a kernel without nodes
     ])  # fmt: skip
     def test_nodes_have_their_sockets_usable_cores_and_memory(self, sysfs, files, cores, quota, nodes):
-        host = read_host("A CPU", set(cores), quota, 2**30, sysfs(files))
+        host = detect_host.read_host("A CPU", set(cores), quota, 2**30, sysfs(files))
         assert host.nodes == tuple(NumaNode(*one) for one in nodes)
 
     @pytest.mark.parametrize(
@@ -66,23 +55,23 @@ class TestHost:
         ids=str,
     )
     def test_lists_of_cores_are_written_and_read_as_the_kernel_does(self, numbers, text):
-        assert (cpu_list(numbers), parse_cpu_list(text)) == (text, set(numbers))
-        assert parse_cpu_list(f"{text}\n") == set(numbers)
+        assert (detect_host.cpu_list(numbers), detect_host.parse_cpu_list(text)) == (text, set(numbers))
+        assert detect_host.parse_cpu_list(f"{text}\n") == set(numbers)
 
     def test_cores_of_the_nodes_are_in_order_of_the_nodes(self, sysfs):
         sys = sysfs({**node(10, "5"), **node(2, "0-2,4"), **node(3, "")})
-        assert list(node_cpus(sys).items()) == [(2, {0, 1, 2, 4}), (10, {5})]
+        assert list(detect_host.node_cpus(sys).items()) == [(2, {0, 1, 2, 4}), (10, {5})]
 
     def test_each_governor_is_named_once(self, sysfs, tmp_path):
-        assert cpu_governors(tmp_path) is None
+        assert detect_host.cpu_governors(tmp_path) is None
         governors = {"cpu0": "schedutil", "cpu1": "performance", "cpu12": "schedutil"}
         files = {f"devices/system/cpu/{cpu}/cpufreq/scaling_governor": to for cpu, to in governors.items()}
-        assert cpu_governors(sysfs(files)) == ["performance", "schedutil"]
+        assert detect_host.cpu_governors(sysfs(files)) == ["performance", "schedutil"]
 
     def test_boot_is_told_by_eight_digits_where_the_kernel_tells(self, tmp_path):
-        assert boot_id(tmp_path / "boot_id") is None
+        assert detect_host.boot_id(tmp_path / "boot_id") is None
         (tmp_path / "boot_id").write_text("3fa2c1b0-9c1e-4b7a-8f3e-1d2c3b4a5968\n")
-        assert boot_id(tmp_path / "boot_id") == "3fa2c1b0"
+        assert detect_host.boot_id(tmp_path / "boot_id") == "3fa2c1b0"
 
 
 class TestBus:
@@ -91,20 +80,20 @@ class TestBus:
         sys = sysfs({f"{way}/numa_node": 1})
         (sys / "bus/pci/devices").mkdir(parents=True)
         (sys / "bus/pci/devices/0000:18:00.0").symlink_to(sys / way)
-        assert pci_place("0000:18:00.0", sys) == PciePlace(1, ("0000:15:01.0", "0000:16:00.0"))
+        assert detect_host.pci_place("0000:18:00.0", sys) == PciePlace(1, ("0000:15:01.0", "0000:16:00.0"))
 
     def test_node_that_is_not_told_and_device_that_is_not_shown(self, sysfs):
         sys = sysfs({"bus/pci/devices/0000:18:00.0/numa_node": -1})
-        assert pci_place("0000:18:00.0", sys).numa_node is None
-        assert pci_place("0000:19:00.0", sys) == PciePlace()
+        assert detect_host.pci_place("0000:18:00.0", sys).numa_node is None
+        assert detect_host.pci_place("0000:19:00.0", sys) == PciePlace()
 
     def test_link_of_a_bridge(self, sysfs):
         folder = "bus/pci/devices/0000:15:01.0"
         sys = sysfs({f"{folder}/max_link_speed": "32.0 GT/s PCIe", f"{folder}/current_link_width": 16})
-        assert bridge_link("0000:15:01.0", sys) == PcieLink(5, 16)
+        assert detect_host.bridge_link("0000:15:01.0", sys) == PcieLink(5, 16)
         sysfs({f"{folder}/current_link_width": 0})
-        assert bridge_link("0000:15:01.0", sys) is None
-        assert bridge_link("0000:15:02.0", sys) is None
+        assert detect_host.bridge_link("0000:15:01.0", sys) is None
+        assert detect_host.bridge_link("0000:15:02.0", sys) is None
 
 
 def test_hyperthreads_of_one_core_are_one_physical_core(tmp_path):
@@ -113,8 +102,11 @@ def test_hyperthreads_of_one_core_are_one_physical_core(tmp_path):
         folder.mkdir(parents=True)
         (folder / "core_id").write_text(f"{core}\n")
         (folder / "physical_package_id").write_text(f"{socket}\n")
-    assert (num_physical(range(5), tmp_path), num_physical([0, 2], tmp_path)) == (3, 1)
-    assert num_physical(range(4), tmp_path / "nothing") == 4
+    assert (detect_host.num_physical(range(5), tmp_path), detect_host.num_physical([0, 2], tmp_path)) == (
+        3,
+        1,
+    )
+    assert detect_host.num_physical(range(4), tmp_path / "nothing") == 4
 
 
 BEFORE = "cpu  1\ncpu0 100 0 50 800 50 0 0 0 0 0\ncpu1 0 0 0 1000 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0 0 0\n"
@@ -125,11 +117,13 @@ AFTER = "cpu  1\ncpu0 180 0 50 810 60 0 0 0 80 0\ncpu1 10 0 0 1090 0 0 0 0 0 0\n
 def test_busy_part_of_the_cores_that_may_be_used(tmp_path, cores, ratio):
     stat = tmp_path / "stat"
     stat.write_text(BEFORE)
-    assert busy_ratio(cores, stat, lambda: stat.write_text(AFTER) and None) == pytest.approx(ratio)
+    assert detect_host.busy_ratio(cores, stat, lambda: stat.write_text(AFTER) and None) == pytest.approx(
+        ratio
+    )
 
 
 def test_system_without_counters_tells_nothing(tmp_path):
-    assert busy_ratio((0,), tmp_path / "stat", lambda: None) is None
+    assert detect_host.busy_ratio((0,), tmp_path / "stat", lambda: None) is None
     assert load_text(lambda _: None) == ""
 
 

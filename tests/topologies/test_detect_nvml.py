@@ -61,11 +61,14 @@ def test_links_to_the_cpu_of_power9_make_no_switch(fake_nvml):
     assert {link.bandwidth_bytes_per_s for link in machine.links if link.first == "cpu0"} >= {2 * 26.56e9}
 
 
-def test_links_lead_to_switches_where_the_driver_tells_no_type(fake_nvml):
+def test_links_lead_to_switches_where_no_type_is_told_and_gpus_that_cannot_be_counted_are_an_error(fake_nvml):
     nvml = fake_nvml({"bus": 1, "links": [7, 8]})
     nvml.nvmlDeviceGetNvLinkRemoteDeviceType = nvml.fail
     (gpu,) = read_gpus(nvml)
     assert (gpu.switch_links, gpu.unseen_links) == (2, 0)
+    nvml.nvmlDeviceGetCount = nvml.fail
+    with pytest.raises(nvml.NVMLError):
+        read_gpus(nvml)
 
 
 def test_speed_of_a_link_is_in_bytes_a_second(fake_nvml):
@@ -79,13 +82,6 @@ def test_what_the_driver_does_not_support_is_none(fake_nvml):
     for gpu in read_gpus(fake_nvml({"bus": 1, **silent}, {"bus": 2, **silent})):
         assert (gpu.pcie, gpu.memory_bits, gpu.memory_hz, gpu.peers) == (None, None, None, None)
         assert (gpu.nvlinks, gpu.switch_links, gpu.nvlink_bytes_per_s) == ({}, 0, None)
-
-
-def test_gpus_that_cannot_be_counted_are_an_error(fake_nvml):
-    nvml = fake_nvml()
-    nvml.nvmlDeviceGetCount = nvml.fail
-    with pytest.raises(nvml.NVMLError):
-        read_gpus(nvml)
 
 
 class TestLoad:

@@ -2,15 +2,8 @@
 
 import pytest
 
-from topologies.detect_smi import (
-    FIELDS,
-    nvidia_smi,
-    parse_gpu,
-    parse_link_speeds,
-    parse_matrix,
-    read_gpus,
-    with_links,
-)
+from topologies import detect_smi
+from topologies.detect_smi import parse_gpu, parse_matrix, read_gpus, with_links
 from topologies.facts import PcieLink
 
 QUERY = """0, GPU-aa, 00000000:18:00.0, 5, 16, 1, 16, NVIDIA H200
@@ -69,7 +62,7 @@ def test_gpus_are_asked_for_by_an_exact_command():
         return QUERY if words[0].startswith("--query") else ""
 
     gpus = read_gpus(ask)
-    assert asked[0] == (f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+    assert asked[0] == (f"--query-gpu={','.join(detect_smi.FIELDS)}", "--format=csv,noheader,nounits")
     assert [gpu.bus_id for gpu in gpus] == ["0000:18:00.0", "0000:2a:00.0"]
     assert [gpu.uuid for gpu in gpus] == ["GPU-aa", "GPU-bb"]
     assert gpus[1].pcie == PcieLink(5, 16, current_generation=5, current_width=8)
@@ -84,7 +77,7 @@ def test_name_may_hold_a_comma_figures_may_be_missing_and_domains_have_more_than
 def test_matrix_is_read_without_nics_and_legend_and_inactive_links_do_not_count():
     assert parse_matrix(SWITCHED) == {(a, b): "NV18" for a in range(3) for b in range(3) if a != b}
     assert (parse_matrix(ACCESS)[0, 2], parse_matrix("")) == ("GNS", {})
-    assert parse_link_speeds(SPEEDS) == {0: [25.781e9] * 5}
+    assert detect_smi.parse_link_speeds(SPEEDS) == {0: [25.781e9] * 5}
 
 
 def test_links_between_every_two_are_direct_where_a_gpu_has_as_many_and_else_lead_to_a_switch():
@@ -110,4 +103,4 @@ def test_peer_access_is_read_from_its_matrix():
 @pytest.mark.parametrize("program", ["/bin/false", "/no/such/program", None])
 def test_program_that_fails_or_is_missing_says_nothing(monkeypatch, program):
     monkeypatch.setattr("topologies.detect_smi.shutil.which", lambda name: program)
-    assert (nvidia_smi("topo", "-m"), read_gpus()) == ("", ())
+    assert (detect_smi.nvidia_smi("topo", "-m"), read_gpus()) == ("", ())

@@ -39,12 +39,16 @@ BARE = Facts("my box!", Host("A CPU", (NumaNode(0, 0, 0),)), gpus(2, pcie=None, 
 NO_GPU = Facts("-", ONE_NODE)
 
 
-def test_it_loads_is_drawn_and_says_that_a_figure_is_nominal_assumed_or_whose_it_is(facts):
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [(SWITCHED, "my-box"), (ON_SWITCHES, "my-box"), (BARE, "my-box"), (NO_GPU, "this-machine")],
+    ids=["switched", "pcie", "bare", "cpu"],
+)
+def test_it_loads_is_drawn_and_says_that_a_figure_is_nominal_assumed_or_whose_it_is(facts, name):
     topology = loaded(facts)
-    assert len(topology.machine.of_kind("gpu")) == len(facts.gpus)
+    assert (topology.name, len(topology.machine.of_kind("gpu"))) == (name, len(facts.gpus))
     assert describe(topology)
     assert draw(topology).startswith("<svg")
-    assert topology.name == {BARE: "my-box", NO_GPU: "this-machine"}.get(facts, "my-box")
     for figure, text in topology.sources.items():
         assert re.match(r"(nominal|assumption|detected|NCCL, src)", text), (figure, text)
 

@@ -84,10 +84,8 @@ class TestDualK80:
 
     def test_a_board_exchanges_inside_its_switch_and_boards_through_both_and_host_memory(self):
         inside, between = (self.k80.path((0, "gpu0"), (0, to)) for to in ("gpu1", "gpu2"))
-        assert (inside.kind, set(inside.resources)) == (
-            "peer",
-            {"node0/switch0-gpu0<", "node0/switch0-gpu1>"},
-        )
+        board = {"node0/switch0-gpu0<", "node0/switch0-gpu1>"}
+        assert (inside.kind, set(inside.resources)) == ("peer", board)
         assert (between.kind, between.resources["node0/host0"]) == ("staged", 2)
         assert {"node0/cpu0-switch0<", "node0/cpu1-switch1>"} <= set(between.resources)
 

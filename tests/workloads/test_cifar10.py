@@ -155,15 +155,6 @@ class TestSamples:
             expected = (value - MEAN[colour]) / STANDARD_DEVIATION[colour]
             assert image[colour, row, column].item() == pytest.approx(expected, abs=1e-5)
 
-    def test_both_forms_hold_the_same(self, small):
-        small.put_archive()
-        packed = small.load()
-        small.put_unpacked()
-        unpacked = small.load()
-        assert torch.equal(packed.train.inputs, unpacked.train.inputs)
-        assert torch.equal(packed.test.inputs, unpacked.test.inputs)
-        assert packed.checksums == unpacked.checksums
-
 
 class TestPlaces:
     def test_is_not_available_when_it_is_nowhere(self, small):

@@ -38,9 +38,7 @@ def files_beside(target):
 
 class TestWhole:
     @pytest.mark.parametrize("block_bytes", [data_files.BLOCK_BYTES, 1000])
-    def test_file_is_whole_and_alone_in_a_folder_made_for_it(
-        self, target, start_mirror, monkeypatch, block_bytes
-    ):
+    def test_file_is_whole_and_alone_in_its_folder(self, target, start_mirror, monkeypatch, block_bytes):
         monkeypatch.setattr(data_files, "BLOCK_BYTES", block_bytes)
         mirror = start_mirror({"/file": CONTENT})
         get(target, mirror)
@@ -101,9 +99,7 @@ class TestResumed:
         (CONTENT + b"more", {"contents": {"/file": CONTENT}}, ["bytes=10244-", None]),
         (CONTENT, {"contents": {}}, []),  # it was not renamed yet
     ], ids=["no ranges", "other", "too long", "whole"])  # fmt: skip
-    def test_kept_bytes_are_those_of_the_file_or_thrown_away(
-        self, target, part, start_mirror, kept, mirrored, asked
-    ):
+    def test_kept_bytes_go_on_or_are_thrown_away(self, target, part, start_mirror, kept, mirrored, asked):
         part.write_bytes(kept)
         mirror = start_mirror(**mirrored)
         get(target, mirror)

@@ -58,13 +58,9 @@ def test_missing_scikit_learn_is_an_error_that_says_how_to_install_it(monkeypatc
 SHAPE = DataShape((3, 4, 5), 7)
 
 
-def test_is_not_real_and_always_available():
-    assert not Synthetic.real
-    assert Synthetic().available()
+def test_is_not_real_always_available_and_takes_from_the_model_what_its_parameters_leave_open():
+    assert (Synthetic.real, Synthetic().available()) == (False, True)
     Synthetic().fetch()
-
-
-def test_takes_the_shape_of_its_parameters_and_from_the_model_what_they_leave_open():
     assert Synthetic().shape(SHAPE) == SHAPE
     assert Synthetic((3, 4, 5), 7).shape(None) == Synthetic((3, 4, 5), 7).shape(DataShape((1,), 2)) == SHAPE
     assert Synthetic(num_classes=7).shape(DataShape((3, 4, 5), 2)) == SHAPE
@@ -150,15 +146,12 @@ def test_files_are_cut_into_pieces_in_the_order_of_their_names_and_the_last_tent
     assert loaded(folder / "b.txt").train.inputs[0].tolist() == [50, 51, 52, 53]
 
 
-def test_samples_are_counted_without_reading(folder):
+def test_samples_are_counted_without_reading_and_the_checksum_is_that_of_the_bytes_used(folder):
     for parameters in ({}, {"max_bytes": 41}):
         dataset = create_dataset("text", {"path": str(folder), **parameters})
-        assert dataset.num_samples(TEXT) == len(dataset.load(TEXT, 1, 0).train)
-
-
-def test_checksum_is_that_of_the_bytes_used(folder):
-    (checksum,) = loaded(folder, max_bytes=41).checksums.values()
-    assert checksum == f"sha256:{hashlib.sha256(bytes(range(41))).hexdigest()}"
+        splits = dataset.load(TEXT, 1, 0)
+        assert dataset.num_samples(TEXT) == len(splits.train)
+    assert [*splits.checksums.values()] == [f"sha256:{hashlib.sha256(bytes(range(41))).hexdigest()}"]
 
 
 def test_default_is_the_standard_library_with_its_version():

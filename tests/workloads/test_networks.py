@@ -9,19 +9,13 @@ from torch import nn
 
 from scaling.errors import StudyError
 from scaling.training.replica import FlatReplica
+from scaling.workloads import residual
 from scaling.workloads.base import DataShape
 from scaling.workloads.convolutional import alexnet_r, alexnet_s, build_alexnet_r, build_alexnet_s
 from scaling.workloads.networks import build_fcn_r, build_fcn_s4, build_mlp, fcn_r, fcn_s, fcn_s4
 from scaling.workloads.recurrent import LanguageModel, build_lstm
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
-from scaling.workloads.residual import (
-    Bottleneck,
-    ResidualBlock,
-    build_resnet_50,
-    build_resnet_56,
-    resnet_50,
-    resnet_56,
-)
+from scaling.workloads.residual import Bottleneck, ResidualBlock, build_resnet_50, build_resnet_56
 
 MNIST = DataShape((1, 28, 28), 10)
 
@@ -44,11 +38,11 @@ class TestFcn:
         assert kinds == [nn.Flatten, nn.Linear, *[nn.Sigmoid, nn.Linear] * (len(widths) - 2)]
 
     @pytest.mark.parametrize(
-        ("build", "shape", "num_hidden"), [(build_fcn_r, MNIST, 3), (build_fcn_s4, DataShape((100,), 50), 4)]
+        ("build", "shape", "n"), [(build_fcn_r, MNIST, 3), (build_fcn_s4, DataShape((100,), 50), 4)]
     )
-    def test_weights_are_xavier_uniform_with_gain_4_but_for_the_last_layer(self, build, shape, num_hidden):
+    def test_weights_are_xavier_uniform_with_gain_4_but_for_the_last_layer(self, build, shape, n):
         torch.manual_seed(0)
-        for layer, gain in zip(linears(build(shape)), (*[4] * num_hidden, 1), strict=True):
+        for layer, gain in zip(linears(build(shape)), (*[4] * n, 1), strict=True):
             bound = gain * math.sqrt(6 / (layer.in_features + layer.out_features))
             assert 0.99 * bound < layer.weight.abs().max().item() <= bound * (1 + 1e-6)
             assert not layer.bias.any()
@@ -62,11 +56,8 @@ class TestMlp:
         widths = [math.prod(shape.input_shape), *hidden, shape.num_classes]
         assert [x.in_features for x in linears(network)] == widths[:-1]
         assert [x.out_features for x in linears(network)] == widths[1:]
-        assert [type(layer) for layer in network] == [
-            nn.Flatten,
-            *[nn.Linear, nn.ReLU] * len(hidden),
-            nn.Linear,
-        ]
+        kinds = [nn.Flatten, *[nn.Linear, nn.ReLU] * len(hidden), nn.Linear]
+        assert [type(layer) for layer in network] == kinds
         assert network(torch.rand(4, *shape.input_shape)).shape == (4, shape.num_classes)
 
     def test_weights_come_from_the_global_generator(self):
@@ -130,7 +121,7 @@ def test_images_shrink_in_alexnet_s_and_relu_stands_behind_every_layer_with_weig
 @pytest.fixture(scope="module")
 def network_of_residual():
     torch.manual_seed(0)
-    return build_resnet_56(resnet_56.shape)
+    return build_resnet_56(residual.resnet_56.shape)
 
 
 def of_kind(network_of_residual, kind):
@@ -168,7 +159,7 @@ class TestBlock:
 
 def test_weights_come_from_the_global_generator_with_the_variance_of_he(network_of_residual):
     torch.manual_seed(0)
-    again = build_resnet_56(resnet_56.shape)
+    again = build_resnet_56(residual.resnet_56.shape)
     first, other = (of_kind(one, nn.Conv2d)[-1].weight for one in (network_of_residual, again))
     assert torch.equal(first, other)
     assert first.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)
@@ -178,7 +169,7 @@ def test_weights_come_from_the_global_generator_with_the_variance_of_he(network_
 class TestResnet50:
     def test_50_layers_have_weights_and_four_shortcuts_and_stages_halve_the_image(self):
         with torch.device("meta"):
-            large = build_resnet_50(resnet_50.shape)
+            large = build_resnet_50(residual.resnet_50.shape)
         assert (len(of_kind(large, nn.Conv2d)), len(of_kind(large, nn.BatchNorm2d))) == (49 + 4, 49 + 4)
         assert len(of_kind(large, nn.Linear)) == 1
         assert all(layer.bias is None for layer in of_kind(large, nn.Conv2d))
@@ -234,9 +225,8 @@ def test_layers_follow_the_equations_of_an_lstm(small):
     tokens = torch.randint(20, (3, 5))
     values = small.embedding(tokens)
     for layer in range(2):
-        inputs, recurrent, bias = (
-            getattr(small.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih")
-        )
+        names = (f"{name}_l{layer}" for name in ("weight_ih", "weight_hh", "bias_ih"))
+        inputs, recurrent, bias = (getattr(small.lstm, name) for name in names)
         output, cell, outputs = torch.zeros(3, 4), torch.zeros(3, 4), []
         for step in range(5):
             gates = values[:, step] @ inputs.T + output @ recurrent.T + bias

@@ -4,16 +4,8 @@ import pytest
 import torch
 
 from scaling.errors import StudyError
-from scaling.workloads.sampling import (
-    PADDING,
-    Variations,
-    crop_and_flip,
-    draw_variations,
-    epoch_batches,
-    epoch_variations,
-    seeded_generator,
-    shard,
-)
+from scaling.workloads import sampling
+from scaling.workloads.sampling import crop_and_flip, epoch_batches, epoch_variations, shard
 
 
 def test_no_sample_occurs_twice_in_an_epoch():
@@ -41,7 +33,7 @@ def test_order_depends_on_seed_and_epoch_alone_and_no_two_of_them_share_one():
 @pytest.mark.parametrize(("draw", "message"), [
     *((lambda size=size: epoch_batches(100, size, 0, 0), "fit 100 training samples; choose .* of 1 to 100")
       for size in (0, -1, 101)),
-    (lambda: seeded_generator(-1, 0), "seed -1 is negative"),
+    (lambda: sampling.seeded_generator(-1, 0), "seed -1 is negative"),
     (lambda: shard(epoch_batches(100, 24, 0, 0), 0, 7), "24 cannot be shared equally by 7 ranks; .* as 28"),
 ])  # fmt: skip
 def test_what_cannot_be_drawn_or_shared_is_an_error(draw, message):
@@ -61,17 +53,13 @@ def images_of(count, size=(3, 32, 32)):
     return torch.randn(count, *size, generator=torch.Generator().manual_seed(0))
 
 
-def variation(row, column, mirrored):
-    return Variations(torch.tensor([[row, column]]), torch.tensor([mirrored]))
-
-
 def one_by_one(image, row, column, mirrored):
     """The same for one image [channels, height, width], pixel by pixel."""
     result = torch.zeros_like(image)
     _, height, width = image.shape
     for y in range(height):
         for x in range(width):
-            source_y, source_x = y + row - PADDING, x + column - PADDING
+            source_y, source_x = y + row - sampling.PADDING, x + column - sampling.PADDING
             if 0 <= source_y < height and 0 <= source_x < width:
                 result[:, y, width - 1 - x if mirrored else x] = image[:, source_y, source_x]
     return result
@@ -100,22 +88,10 @@ class TestVariations:
 
 
 class TestImages:
-    @pytest.mark.parametrize("mirrored", [False, True])
-    def test_middle_window_is_the_image_or_its_mirror(self, mirrored):
-        images = images_of(1)
-        expected = images.flip(3) if mirrored else images
-        assert torch.equal(crop_and_flip(images, variation(PADDING, PADDING, mirrored)), expected)
-
-    def test_first_window_begins_with_four_rows_and_columns_of_zeros(self):
-        images = images_of(1)
-        result = crop_and_flip(images, variation(0, 0, False))
-        expected = torch.nn.functional.pad(images[:, :, :-PADDING, :-PADDING], (PADDING, 0, PADDING, 0))
-        assert torch.equal(result, expected)
-
     @pytest.mark.parametrize("size", [(3, 32, 32), (1, 5, 9)], ids=str)
     def test_every_image_has_its_own_window(self, size):
         images = images_of(40, size)
-        variations = draw_variations(40, torch.Generator().manual_seed(1))
+        variations = sampling.draw_variations(40, torch.Generator().manual_seed(1))
         drawn = zip(images, variations.offsets.tolist(), variations.mirrored.tolist(), strict=True)
         expected = [one_by_one(image, *offsets, mirrored) for image, offsets, mirrored in drawn]
         assert torch.equal(crop_and_flip(images, variations), torch.stack(expected))
@@ -124,7 +100,7 @@ class TestImages:
     def test_type_is_kept_and_input_untouched(self, dtype):
         images = (images_of(8) * 50).to(dtype)
         before = images.clone()
-        result = crop_and_flip(images, draw_variations(8, torch.Generator().manual_seed(0)))
+        result = crop_and_flip(images, sampling.draw_variations(8, torch.Generator().manual_seed(0)))
         assert torch.equal(images, before)
         assert (result.dtype, result.shape) == (dtype, images.shape)
         assert result.is_contiguous()

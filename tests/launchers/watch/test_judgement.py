@@ -5,17 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from launchers.watch import judgement
 from launchers.watch.heartbeat import Position
-from launchers.watch.judgement import (
-    Pace,
-    Seen,
-    behind,
-    gone_report,
-    left_report,
-    main_thread,
-    stall_report,
-    verdict,
-)
+from launchers.watch.judgement import Pace, Seen, behind, left_report, stall_report, verdict
 
 AT = Position(
     serial=5, steps=17, steps_in_phase=7, patience=10, stall_timeout_s=60.0, has_left=False,
@@ -42,10 +34,15 @@ def paced(*step_seconds: float, position: Position = AT) -> Pace:
     return pace
 
 
-def test_first_step_gets_more_than_the_steps_after_it():
-    assert paced().limit_s(stopped=False) == 600
-    assert paced(40.0, 1.0).limit_s(stopped=False) == 60
-    assert paced(40.0, 1.0, 30.0, 1.0).limit_s(stopped=False) == 300, "ten times the longest step"
+@pytest.mark.parametrize(("pace", "stopped", "limit_s"), [
+    (paced(), False, 600), (paced(40.0, 1.0), False, 60),  # the first step gets more than those after it
+    (paced(40.0, 1.0, 30.0, 1.0), False, 300),  # ten times the longest step
+    *((paced(position=replace(AT, patience=patience)), True, 60) for patience in (0, 1, 10)),
+    (paced(position=replace(AT, patience=0)), False, float("inf")),
+    (paced(position=replace(AT, stall_timeout_s=0.0)), True, float("inf")),
+])  # fmt: skip
+def test_limit_is_of_the_longest_step_and_a_stopped_rank_gets_the_timeout_alone(pace, stopped, limit_s):
+    assert pace.limit_s(stopped=stopped) == limit_s
 
 
 def test_new_phase_begins_anew_and_one_with_patience_1_keeps_the_pace_of_the_one_before():
@@ -53,14 +50,6 @@ def test_new_phase_begins_anew_and_one_with_patience_1_keeps_the_pace_of_the_one
         pace = paced(1.0, 15.0)
         pace.look(replace(AT, serial=6, steps=19, patience=patience), 17.0)
         assert pace.limit_s(stopped=False) == limit_s
-
-
-def test_rank_that_is_stopped_gets_the_timeout_alone_in_any_phase():
-    for patience in (0, 1, 10):
-        pace = paced(position=replace(AT, patience=patience))
-        assert pace.limit_s(stopped=True) == 60
-    assert paced(position=replace(AT, patience=0)).limit_s(stopped=False) == float("inf")
-    assert paced(position=replace(AT, stall_timeout_s=0.0)).limit_s(stopped=True) == float("inf")
 
 
 def test_time_without_a_move_is_counted_from_the_last_one():
@@ -107,7 +96,8 @@ def test_report_over_hosts_names_the_host_of_the_rank_that_is_behind():
     lines = stall_report(ranks, 61, 3)
     assert lines[0].startswith("rank 2 is behind on there, stopped by a signal, in warm-up")
     assert [line for line in lines if line.startswith("  rank")] == ["  rank 2, newest call first:"]
-    assert gone_report("there", [1, 2]).startswith("ranks 1, 2 left first on there, with the watcher there")
+    gone = judgement.gone_report("there", [1, 2])
+    assert gone.startswith("ranks 1, 2 left first on there, with the watcher there")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +117,7 @@ def test_exit_code_is_said_of_who_left_first(status, said):
 def test_main_thread_is_the_last_that_faulthandler_writes():
     stacks = 'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n\n'
     stacks += 'Current thread 0x02 (most recent call first):\n  File "b.py", line 2 in g\n'
-    assert main_thread(stacks) == ['File "b.py", line 2 in g']
+    assert judgement.main_thread(stacks) == ['File "b.py", line 2 in g']
 
 
 def test_verdict_is_found_in_a_log_whatever_a_launcher_puts_before_its_lines():

@@ -97,7 +97,7 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize("answer_s", [None, 0.0, 3.0, float("inf")], ids=lambda one: f"answer {one}")
 @pytest.mark.parametrize("exit_s", EXITS_S)
-def test_watcher_names_a_silent_exit_and_has_ended_the_others_within_the_limit(
+def test_silent_exit_is_named_and_the_others_have_ended_within_the_limit(
     clock, monkeypatch, exit_s, answer_s
 ):
     said = []

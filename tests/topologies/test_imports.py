@@ -1,4 +1,4 @@
-"""NCCL's topology XML becomes a machine file; what would be lost refuses the file or is named."""
+"""NCCL's topology XML and `nvidia-smi topo -m` become machine files; what would be lost is named."""
 
 import re
 
@@ -8,6 +8,7 @@ from scaling.collectives.listing import schedule
 from scaling.collectives.simulate import simulate
 from tests.topologies.test_public_machines import PCIE5, bus, nvlink, pci, rate
 from tests.topologies.test_public_machines import gpu as card
+from topologies import smi_matrix
 from topologies.detected_file import machine_file
 from topologies.errors import TopologyError
 from topologies.file_text import as_yaml, validated
@@ -39,8 +40,8 @@ def pair(**keywords):
     return system(*(gpu(dev, nvlink(bus(1 - dev), 4, TO_GPU), **keywords) for dev in range(2)))
 
 
-def machine(text, **keywords):
-    return validated(as_yaml(machine_file(facts_of(text, "box", **keywords)), []), "the test")
+def machine(text, read=facts_of, **keywords):
+    return validated(as_yaml(machine_file(read(text, "box", **keywords)), []), "the test")
 
 
 def test_gpus_behind_nvswitches_have_all_their_links_pcie_its_generation_and_bridges_are_switches():
@@ -71,9 +72,8 @@ def test_direct_nvlinks_have_the_rate_of_their_gpus_and_can_be_simulated(sm, dev
     ],
 )
 def test_pcie_of_a_gpu_that_is_alone_below_a_bridge(link_of_gpu, link_of_bridge, lanes, said):
-    links = [
-        'link_speed="{}" link_width="{}"'.format(*text.split("|")) for text in (link_of_gpu, link_of_bridge)
-    ]
+    words = (text.split("|") for text in (link_of_gpu, link_of_bridge))
+    links = [f'link_speed="{speed}" link_width="{width}"' for speed, width in words]
     below = gpu(0).replace(PCIE5, links[0])
     facts = facts_of(
         f'<system>{cpu(f"""<pci busid="1" class="0x060400" {links[1]}>{below}</pci>""")}</system>', "box"
@@ -151,3 +151,67 @@ def test_number_that_is_none_is_named(name, value):
     text = re.sub(rf'{name}="\d+"', f'{name}="{value}"', switched(), count=1)
     with pytest.raises(TopologyError, match=f"dump.xml: {name} of <.*> is '{value}'; it must be"):
         facts_of(text, "machine", "dump.xml")
+
+
+BOARD = """
+\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tNV4\tPHB\tSYS\tPIX\t0-23\t0\tN/A
+GPU1\tNV4\t X \tSYS\tSYS\tSYS\t0-23\t0\tN/A
+GPU2\tPHB\tSYS\t X \tPXB\tSYS\t24-47,72-95\t1\tN/A
+GPU3\tSYS\tSYS\tPXB\t X \tSYS\t24-47,72-95\t1\tN/A
+NIC0\tPIX\tSYS\tSYS\tSYS\t X
+"""
+
+
+def test_links_switches_and_cpus_of_the_table_are_read():
+    topology = machine(BOARD, smi_matrix.facts_of, gpu="RTX-A6000")
+    assert rate(topology) == ("peer", pytest.approx(4 * 14.06e9, rel=1e-3))
+    assert topology.path((0, "gpu2"), (0, "gpu3")).kind == "staged"
+    assert [cpu.cores for cpu in topology.machine.of_kind("cpu")] == [24, 48]
+    (switch,) = topology.machine.of_kind("pcie_switch")
+    below = {link.second for link in topology.machine.links if link.first == switch.id}
+    assert below == {"gpu2", "gpu3"}
+
+
+def test_what_the_table_does_not_say_is_named():
+    missing = smi_matrix.facts_of(BOARD, "box").missing
+    for what in ("1 NICs", "--gpu", "peer access", "PCIe generations"):
+        assert any(what in text for text in missing), what
+
+
+UNDERLINED = BOARD.replace("\tGPU0\tGPU1", "\t\x1b[4mGPU0\tGPU1").replace("GPU NUMA ID", "GPU NUMA ID\x1b[0m")
+ONE_WAY = BOARD.replace("GPU0\t X \tNV4", "GPU0\t X \tPHB")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (UNDERLINED, "1 NICs"),  # as it writes to a terminal
+        (ONE_WAY, "GPU0 and GPU1: PHB from one, NV4 from the other"),
+        ("\tGPU0\tGPU1\tCPU\nGPU0\tX\tNV1\tPHB\nGPU1\tNV1\tX\tPHB\nCPU\tPHB\tPHB\tX\n", ""),
+    ],
+)
+def test_what_the_table_has_beside_links_of_gpus_is_counted(text, said):
+    about = [one for one in smi_matrix.facts_of(text, "box").missing if "NICs" in one or "from one" in one]
+    assert any(said in one for one in about) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("GPU0 X NODE NODE 0-31\nGPU1 NODE X NODE 0-31\n", "no line of columns"),
+        (
+            BOARD.replace("GPU3\tSYS\tSYS\tPXB\t X \tSYS\t24-47,72-95\t1\tN/A", "GPU3\tSYS"),
+            "no row of GPU3, or not a whole one",
+        ),
+        (BOARD.replace("\tGPU2\tGPU3", "\tGPU2"), "no line of columns"),
+    ],
+)
+def test_table_that_is_not_whole_is_refused(text, error):
+    with pytest.raises(TopologyError, match=f"{error}.*give all"):
+        smi_matrix.facts_of(text, "box")
+
+
+@pytest.mark.parametrize("text", ["<system/>", "{}", "# GPU0 is slow"])
+def test_other_texts_are_no_table(text):
+    assert not smi_matrix.is_matrix(text)
