@@ -154,9 +154,7 @@ def drifting(make_study, generator, campaign, factor=1.0):
 
 
 @pytest.mark.parametrize(("other", "is_paired"), [("x", True), ("y", False)])
-def test_launches_that_took_turns_show_a_shift_of_all_cells_and_a_gate_fails_on_it(
-    make_study, other, is_paired
-):
+def test_launches_that_took_turns_show_a_shift_of_all_and_a_gate_fails(make_study, other, is_paired):
     generator = np.random.default_rng(6)
     found = compared(drifting(make_study, generator, "x"), drifting(make_study, generator, other, 1.03))
     fails = bool(parse_gate("slower > 2%").failing_shifts(found))
@@ -338,13 +336,9 @@ def test_environments_come_first_with_every_field_that_differs(pair):
     changed = {"versions": {"torch": "3.0"}, "gpus": [{"name": "A"}, {"name": "A"}], "hostname": "elsewhere"}
     other.write_environment({**other.environment(), **changed})
     found = compare([first], [other])
-    told = {one.field: (one.a, one.b, one.decides) for one in found.environment}
-    assert told == {
-        "gpus": ("none", "2 x A", True),
-        "versions": (None, {"torch": "3.0"}, True),
-        "hostname": (None, "elsewhere", False),
-    }
-    assert [one.decides for one in found.environment] == [True, True, False]
+    told = [(one.field, one.a, one.b, one.decides) for one in found.environment]
+    assert sorted(told[:2]) == [("gpus", "none", "2 x A", True), ("versions", None, {"torch": "3.0"}, True)]
+    assert told[2:] == [("hostname", None, "elsewhere", False)]
     assert compare([first], [first]).environment == []
 
 

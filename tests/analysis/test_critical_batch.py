@@ -47,7 +47,7 @@ def trained(study, epoch_line):
         steps = steps or true_steps(batch)
         epochs = epochs or math.ceil(steps / each) + 1
         lines = [
-            {**epoch_line(number, 1.0 * number, 0.1, min(0.9 * number * each / steps, 1.0))}
+            epoch_line(number, 1.0 * number, 0.1, min(0.9 * number * each / steps, 1.0))
             | {"step_losses": [0.1] * each}
             for number in range(1, epochs + 1)
         ]
@@ -104,9 +104,8 @@ def test_known_curve_is_found_from_trainings_that_differ_in_batch_and_rate(train
 def samples_of(accuracies, steps):
     unknown = np.full(len(steps), np.nan)
     numbers = np.arange(1, len(steps) + 1)
-    return TrainingSamples(
-        0, numbers, unknown, unknown, np.array(accuracies), unknown, np.array(steps), *[unknown] * 3
-    )
+    known = np.array(accuracies), unknown, np.array(steps)
+    return TrainingSamples(0, numbers, unknown, unknown, *known, *[unknown] * 3)
 
 
 @pytest.mark.parametrize(("accuracies", "steps", "expected"), [
@@ -140,9 +139,8 @@ def test_more_seeds_do_not_make_the_uncertainty_of_evaluation_smaller():
 
 def test_batches_that_are_off_the_curve_widen_the_intervals():
     def fit(*factors):
-        return fit_steps(
-            [made(batch, [f * true_steps(batch)] * 3) for batch, f in zip(BATCHES, factors, strict=True)]
-        )
+        steps = [one * true_steps(batch) for batch, one in zip(BATCHES, factors, strict=True)]
+        return fit_steps([made(batch, [one] * 3) for batch, one in zip(BATCHES, steps, strict=True)])
 
     on, off = fit(1, 1, 1, 1), fit(1, 1.3, 0.75, 1)
     assert on.misfit < 1e-9 < 0.01 < off.misfit
@@ -150,13 +148,18 @@ def test_batches_that_are_off_the_curve_widen_the_intervals():
     assert off.critical.high > on.critical.high
 
 
-def test_batches_without_a_plateau_leave_the_critical_batch_open():
+def test_batches_without_a_plateau_leave_the_critical_batch_open_which_is_no_number_then(trained, plans):
     falling = fit_steps([made(batch, [1e5 / batch] * 3) for batch in BATCHES])
     assert (falling.critical.high, falling.least.low) == (math.inf, 0.0)
     assert falling.critical.low > 2048
     flat = fit_steps([made(batch, [100.0] * 3) for batch in BATCHES])
     assert flat.critical.low == 0.0
     assert flat.critical.high < 32
+    for batch in BATCHES[:3]:
+        trained(batch, 204_800 / batch)
+    (plan,) = plans()
+    assert (plan.fit.critical.high, "S_min at most" in texts(plan)) == (math.inf, True)
+    assert ("B_crit at least" in texts(plan), "Beyond a batch" in texts(plan)) == (True, False)
 
 
 def test_the_best_rate_counts_and_one_at_which_a_seed_misses_the_target_does_not(trained, plans):
@@ -183,14 +186,6 @@ def test_a_batch_at_which_every_rate_misses_or_failed_is_left_out_with_a_word(tr
     assert "Trainings at batch 1024 failed or have not ended" in said
 
 
-def test_what_the_trainings_do_not_show_is_no_number(trained, plans):
-    for batch in BATCHES[:3]:
-        trained(batch, 204_800 / batch)
-    (plan,) = plans()
-    assert (plan.fit.critical.high, "S_min at most" in texts(plan)) == (math.inf, True)
-    assert ("B_crit at least" in texts(plan), "Beyond a batch" in texts(plan)) == (True, False)
-
-
 def test_steps_with_the_training_s_augmentation_go_before_others(trained, plans, study):
     trained(BATCHES, augmentation="standard")
     for step_s, augmentation in ((0.01, "none"), (0.02, "standard")):
@@ -208,22 +203,15 @@ def test_two_batches_are_too_few_and_what_to_train_is_said(trained, plans):
     assert fit_steps([made(32, [1.0]), made(64, [1.0])]) is None
 
 
-@pytest.mark.parametrize(
-    ("power", "rule"), [(0.0, "fixed"), (0.5, "sqrt"), (1.0, "linear"), (0.25, None), (2.0, None)]
-)
-def test_the_rule_that_the_best_rates_follow_is_marked_if_one_does(power, rule):
-    def grid(rate):
-        return tuple(rate * factor for factor in (0.7, 1.0, 1.5))
+RULES = {0.0: "fixed", 0.5: "sqrt", 1.0: "linear", 0.25: None, 2.0: None}
 
-    rates = [0.01 * (batch / 32) ** power for batch in BATCHES]
-    found = [
-        made(batch, [1.0], rates=grid(rate), rate=grid(rate)[1])
-        for batch, rate in zip(BATCHES, rates, strict=True)
-    ]
+
+@pytest.mark.parametrize(("power", "rule"), RULES.items())
+def test_the_rule_that_the_best_rates_follow_is_marked_but_not_of_ends_of_their_grids(power, rule):
+    best = {batch: 0.01 * (batch / 32) ** power for batch in BATCHES}
+    grids = {batch: (0.7 * rate, rate, 1.5 * rate) for batch, rate in best.items()}
+    found = [made(batch, [1.0], rates=grids[batch], rate=rate) for batch, rate in best.items()]
     assert rate_rule(found) == rule
-
-
-def test_best_rates_at_the_ends_of_their_grids_show_no_rule():
     for rates, rate in (((0.1, 0.2), 0.2), ((0.1,), 0.1)):
         assert rate_rule([made(batch, [1.0], rates=rates, rate=rate) for batch in BATCHES]) is None
 
@@ -388,7 +376,7 @@ def committed():
     return found
 
 
-def test_committed_prediction_is_the_fit_to_the_batches_that_were_not_blind():
+def test_committed_prediction_and_table_of_steps_are_those_of_the_samples():
     found, predicted = committed(), json.loads((MEASURED / "prediction.json").read_text())
     fit = fit_steps([found[batch] for batch in BATCHES])
     known = {"least_steps": fit.least, "critical_batch": fit.critical}
@@ -396,13 +384,9 @@ def test_committed_prediction_is_the_fit_to_the_batches_that_were_not_blind():
         known[name], predicted[name] = fit.steps(int(name)), one
     for name, estimate in known.items():
         assert estimate._asdict() == pytest.approx(predicted[name], rel=0.01), name
-
-
-def test_table_of_measured_steps_is_that_of_the_samples():
     readme = (MEASURED.parent / "README.md").read_text()
     text = readme.partition("\n## critical-batch\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")][1:]
-    found = committed()
     assert [int(row[0].split()[0].strip(",").replace(",", "")) for row in rows] == [*BATCHES, 256, 1024]
     for row, batch in zip(rows, [*BATCHES, 256, 1024], strict=True):
         one = found[batch]

@@ -1,4 +1,4 @@
-"""Differences, the best of many, campaigns, how many launches would tell; decisions over seeds."""
+"""Differences, the best of many, campaigns; variances that cells know together; decisions over seeds."""
 
 import math
 
@@ -17,6 +17,15 @@ from scaling.analysis.decisions import (
     launches_needed,
     state_of,
     with_variance,
+)
+from scaling.analysis.moderated import (
+    Variances,
+    medians_of_others,
+    moderated,
+    own_variances,
+    scatter,
+    t_quantile,
+    variances_within_launches,
 )
 from scaling.analysis.seed_decisions import (
     BETTER,
@@ -86,11 +95,9 @@ def test_launches_needed_are_the_fewest_and_none_for_no_gap():
     assert launches_needed(-0.03, 0.05) == number <= MOST
 
 
-@pytest.mark.parametrize(
-    ("own", "relative", "goes"), [(0.1, 0.1, True), (0.0, 0.1, False), (-0.1, 0.1, False)]
-)
-def test_cell_is_called_only_if_it_changed_itself(own, relative, goes):
-    assert goes_along(Difference(own, 0.01, 9.0), Difference(relative, 0.01, 9.0)) is goes
+@pytest.mark.parametrize(("own", "goes"), [(0.1, True), (0.0, False), (-0.1, False)])
+def test_cell_is_called_only_if_it_changed_itself(own, goes):
+    assert goes_along(Difference(own, 0.01, 9.0), Difference(0.1, 0.01, 9.0)) is goes
 
 
 class TestCampaigns:
@@ -150,21 +157,15 @@ def test_bound_is_students():
     assert bound(2.0, 2, 0.025) == pytest.approx(2 * 4.302653, rel=1e-6)
 
 
-def test_exact_variances_are_pooled():
+def test_exact_variances_are_pooled_of_equal_trainings_once_and_an_unknown_correlation_is_full():
     # Deviations of the second are orthogonal to those of the first: no correlation.
     noise, _ = decide([combination(-1.0, 0.0, 1.0), combination(1.0, -2.0, 1.0)])
     assert (noise.variance, noise.degrees, noise.correlation) == (2.0, 4.0, 0.0)
-
-
-def test_trainings_that_are_the_same_at_equal_seed_count_once():
     one = combination(-1.0, 0.0, 1.0)
     noise, decisions = decide([one, one, one])
     assert (noise.variance, noise.degrees, noise.correlation) == (1.0, 2.0, 1.0)
     assert noise.mean([one, one, one]) == pytest.approx((0.0, 1 / 3))
     assert [decision.difference for decision in decisions] == [0.0, 0.0, 0.0]
-
-
-def test_correlation_that_cannot_be_estimated_is_taken_as_full():
     noise, _ = decide([combination(-1.0, 0.0, 1.0), combination(0.5), combination(0.5)])
     assert (noise.degrees, noise.correlation) == (2.0, 1.0)
     assert noise.mean([combination(0.5), combination(0.5)])[1] == pytest.approx(1.0)
@@ -183,10 +184,8 @@ def test_single_trainings_of_lossy_ones_are_allowed_a_larger_variance_and_few_de
 
 def test_loss_and_gain_have_their_own_bounds():
     exact = [combination(-1.0, 0.0, 1.0), combination(1.0, -2.0, 1.0)]
-    (worse, better) = (
-        decide([*exact, combination(*(sign * shift for shift in (2.0, 3.0, 4.0)), lossy=True)])[1][2]
-        for sign in (-1, 1)
-    )
+    lossy = [combination(*(sign * shift for shift in (2.0, 3.0, 4.0)), lossy=True) for sign in (-1, 1)]
+    worse, better = (decide([*exact, one])[1][2] for one in lossy)
     assert worse.noise < 3 < better.noise
     assert (worse.verdict, better.verdict) == (WORSE, WITHIN)
     assert verdicts(*exact, combination(15.0, 16.0, 17.0, lossy=True))[2] == BETTER
@@ -209,14 +208,11 @@ def test_reference_is_of_as_many_workers_where_these_have_several_seeds():
     assert decide([combination(-1.0), elsewhere, lossy])[1][2].difference == pytest.approx(-5 / 6)
 
 
-def test_an_exact_one_that_differs_is_no_reference():
+def test_an_exact_one_that_differs_is_no_reference_and_of_two_the_one_with_fewer_seeds():
     rest = [combination(-1.0, 0.0, 1.0), combination(1.0, -2.0, 1.0), combination(-0.5, 0.5, 0.0)]
     _, decisions = decide([combination(-41.0, -40.0, -39.0), *rest, combination(0.1, 0.0, -0.1, lossy=True)])
     assert [decision.verdict for decision in decisions] == [WORSE, *[WITHIN] * 4]
     assert decisions[4].difference == pytest.approx(0.0)
-
-
-def test_of_two_exact_ones_that_differ_the_one_with_fewer_seeds_is_called():
     assert verdicts(combination(-100.0), combination(-1.0, 0.0, 1.0)) == [WORSE, None]
     assert verdicts(combination(-1.0, 0.0, 1.0), combination(-100.0)) == [None, WORSE]
 
@@ -248,3 +244,130 @@ def test_exact_ones_that_do_not_differ_are_rarely_called_and_hardly_ever_beside_
     lossy = combination(0.0, lossy=True)
     false = sum(any(verdict != WITHIN for verdict in verdicts(*exact, lossy)) for exact in studies)
     assert false / 300 < EXACT_LEVEL + 2 * math.sqrt(EXACT_LEVEL / 300)
+
+
+def test_median_of_the_others_leaves_each_out_and_missing_values_too():
+    values = np.array([[1.0, 5.0], [4.0, np.nan], [2.0, 7.0], [9.0, 6.0]])
+    np.testing.assert_array_equal(medians_of_others(values), [[4, 6.5], [2, np.nan], [4, 5.5], [2, 6]])
+
+
+def test_variance_of_a_cell_is_over_the_launches_it_has():
+    found = own_variances(np.array([[1.0, 3.0, np.nan], [1.0, np.nan, np.nan]]))
+    assert found.values[0] == pytest.approx(2)
+    np.testing.assert_array_equal(found.degrees, [1, 0])
+
+
+@pytest.mark.parametrize("num_cells", [2, 4, 9])
+def test_what_a_launch_does_to_all_of_its_cells_is_no_variance_within_it(num_cells):
+    generator = np.random.default_rng(num_cells)
+    own = generator.normal(0, 0.01, (num_cells, 4))
+    common = generator.normal(0, 0.5, 4)
+    quiet, shared = variances_within_launches(own), variances_within_launches(own + common)
+    np.testing.assert_allclose(quiet.values, shared.values)
+
+
+@pytest.mark.parametrize("num_cells", [3, 9])
+def test_variance_within_launches_is_that_of_the_cells(num_cells):
+    generator = np.random.default_rng(1)
+    means = [variances_within_launches(generator.normal(0, 1, (num_cells, 5))).values for _ in range(400)]
+    assert np.mean(means) == pytest.approx(1, rel=0.08)
+
+
+def test_cells_of_one_variance_share_it_and_one_that_scatters_more_keeps_its_own():
+    logs = np.random.default_rng(5).normal(0, 0.01, (12, 4))
+    logs[3] *= 30
+    own, found = own_variances(logs), moderated(own_variances(logs))
+    assert (found.values[3], found.degrees[3]) == (pytest.approx(own.values[3]), own.degrees[3])
+    others = np.delete(np.arange(12), 3)
+    assert np.std(np.log(found.values[others])) < np.std(np.log(own.values[others])) / 2
+    assert (found.degrees[others] > own.degrees[others]).all()
+
+
+def test_single_cell_and_single_launch_are_left_as_they_are_and_equal_samples_have_what_the_timer_tells():
+    alone = moderated(own_variances(np.array([[1.0, 3.0, 5.0]])))
+    assert (alone.values[0], alone.degrees[0]) == (pytest.approx(4), 2)
+    np.testing.assert_array_equal(moderated(own_variances(np.array([[1.0], [3.0]]))).degrees, [0, 0])
+    found = moderated(own_variances(np.zeros((3, 3))), np.full(3, 1e-8))
+    np.testing.assert_allclose(found.values, 1e-8, rtol=1)
+
+
+def test_prior_follows_smyth():
+    """Against the formulas of the paper, without the typical cells: many cells outweigh them."""
+    generator = np.random.default_rng(7)
+    degrees, prior_degrees, num_cells = 4, 6.0, 4000
+    true = prior_degrees / generator.chisquare(prior_degrees, num_cells)
+    values = true * generator.chisquare(degrees, num_cells) / degrees
+    found = moderated(Variances(values, np.full(num_cells, float(degrees)), 5))
+    expected = (prior_degrees + degrees * values) / (prior_degrees + degrees)
+    assert np.median(np.abs(found.values / expected - 1)) < 0.03
+    assert np.median(found.degrees) == pytest.approx(prior_degrees + degrees, rel=0.1)
+
+
+@pytest.mark.parametrize("sizes", [(9,), (1, 3, 3)])
+def test_interval_of_a_cell_covers_its_time(sizes):
+    generator, held = np.random.default_rng(11), []
+    for _ in range(150):
+        families = [generator.normal(0, 0.03, (size, 3)) + generator.normal(0, 0.03, 3) for size in sizes]
+        for logs, found in zip(families, scatter(families), strict=True):
+            half = t_quantile(found.total.degrees, 0.975) * np.sqrt(found.total.values / 3)
+            held += (np.abs(logs.mean(axis=1)) <= half).tolist()
+    assert np.mean(held) > 0.91
+    assert t_quantile(3.0, 0.975) == pytest.approx(stats.t.ppf(0.975, 3))
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5])
+def test_noisy_cells_do_not_make_steady_ones_noisy_nor_does_what_all_share(common):
+    generator = np.random.default_rng(1)
+    spreads = np.array([0.0005] * 4 + [0.1] * 6)
+    logs = generator.normal(0, 1, (10, 3)) * spreads[:, None] + generator.normal(0, common, 3)
+    own = np.sqrt(variances_within_launches(logs).values)
+    assert (own[:4] < 0.002).all()
+    assert (own[4:] > 0.005).all()
+    assert (np.sqrt(scatter([logs])[0].within.values[:4]) < 0.01).all()
+
+
+@pytest.mark.parametrize("num_launches", [3, 5])
+def test_interval_of_a_cell_covers_its_time_though_launches_are_skewed_and_cells_unequal(num_launches):
+    generator, held, sizes = np.random.default_rng(3), [], np.exp(np.linspace(-0.9, 0.9, 40))
+    for _ in range(60):
+        own, common = (np.exp(generator.normal(0, 0.5, (rows, num_launches))) for rows in (40, 1))
+        logs = 0.03 * (sizes[:, None] * own + common)
+        true = 0.03 * (sizes + 1) * np.exp(0.125)
+        total = scatter([logs])[0].total
+        half = t_quantile(total.degrees, 0.975) * np.sqrt(total.values / num_launches)
+        held += (np.abs(logs.mean(axis=1) - true) <= half).tolist()
+    assert np.mean(held) > 0.93
+
+
+def test_time_of_a_cell_is_known_no_better_than_its_parts_of_the_same_launches():
+    generator = np.random.default_rng(4)
+    found = scatter([generator.normal(0, 0.03, (12, 5)) + generator.normal(0, 0.03, 5)])[0]
+    assert (found.total.values > found.within.values).all()
+    assert (found.total.degrees <= np.maximum(found.within.degrees, 4)).all()
+
+
+def test_one_noisy_cell_among_quiet_ones_keeps_its_width_and_they_keep_theirs():
+    generator = np.random.default_rng(6)
+    logs = generator.normal(0, 0.002, (9, 5)) + generator.normal(0, 0.002, 5)
+    with_noisy = logs.copy()
+    with_noisy[4] = generator.normal(0, 0.1, 5)
+
+    def half_widths(values):
+        total = scatter([values])[0].total
+        return t_quantile(total.degrees, 0.975) * np.sqrt(total.values / 5)
+
+    others = np.arange(9) != 4
+    before, after = half_widths(logs), half_widths(with_noisy)
+    assert after[others] == pytest.approx(before[others], rel=0.3)
+    assert after[4] == pytest.approx(stats.t.ppf(0.975, 4) * with_noisy[4].std(ddof=1) / np.sqrt(5), rel=0.25)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("num_cells", [2, 4, 9])
+@pytest.mark.parametrize("apart", [0.0, 0.1])
+def test_equal_times_in_all_launches_warn_of_nothing(num_cells, apart):
+    logs = np.zeros((num_cells, 3))
+    logs[:, 0] = apart  # what all cells share is no scatter of theirs
+    (found,) = scatter([logs])
+    assert np.isfinite(found.within.values).all()
+    assert all(ratio.ratio == pytest.approx(np.exp(0.1)) for ratio in campaigns(logs, logs + 0.1).ratios)

@@ -75,24 +75,19 @@ def values(found, *names):
 def test_a_slow_rank_is_named_with_phase_bucket_and_what_is_lost(timed, rank, slow, phase, bucket):
     ranks = [overlapped(stop=16.0, **(slow if own == rank else {})) for own in range(4)]
     if bucket == BUCKETS:  # after the last exchange has begun nobody waits: it delays the next step alone
-        late = {"communicate": 3 * MS}
-        ranks[rank] = [
-            (name, lane, start + late.get(name, 0), stop + late.get(name, 0))
-            for name, lane, start, stop in ranks[rank]
-        ]
+        for at, (name, lane, start, stop) in enumerate(ranks[rank]):
+            if name == "communicate":
+                ranks[rank][at] = (name, lane, start + 3 * MS, stop + 3 * MS)
     found = said_first(timed, timed.add(steps(16), spans=ranks, **FOUR))
     expected = "slow_rank", rank, phase, bucket, pytest.approx(3 * MS)
     assert values(found, "rank", "phase", "bucket", "lost_s") == expected
     assert f"rank {rank} is slow in {phase}" in text_of(found)
 
 
-def test_of_two_ranks_the_slower_is_named_also_in_an_eager_step(timed):
+def test_of_two_ranks_the_slower_is_named_in_an_eager_step_but_no_root_for_its_sums_or_update(timed):
     cell = timed.add(steps(16.5), spans=[eager(exchange=4.5), eager(forward=8.0)], **PAIR)
     expected = "slow_rank", 1, "forward", pytest.approx(4 * MS)
     assert values(said_first(timed, cell), "rank", "phase", "lost_s") == expected
-
-
-def test_the_root_of_a_tree_is_not_slow_for_its_sums_nor_an_owner_for_its_update(timed):
     root = [*eager(), ("reduce", "main", 12.5 * MS, 15 * MS), ("update", "main", 15 * MS, 16 * MS)]
     cell = timed.add(steps(16), spans=[root, eager(exchange=4.0)], aggregator="tree", world_size=2)
     assert "slow_rank" not in kinds(timed, cell)
@@ -141,9 +136,7 @@ def test_a_busy_core_is_named_as_what_slows_the_rank(timed):
     (0.45, [3], 8, "oversubscribed", {"cores": 1, "share": pytest.approx(0.45)}),
     (0.25, [0, 1], 2, "busy_host", {}),
 ])  # fmt: skip
-def test_other_processes_are_told_from_workers_that_may_use_one_core_alone(
-    timed, queued_s, cores, num_cores, kind, told
-):
+def test_other_processes_are_told_from_workers_on_one_core(timed, queued_s, cores, num_cores, kind, told):
     cell = timed.add(steps(12.5), spans=eager(), **PAIR, **on_host(*[(queued_s, cores)] * 2))
     assert values(said_first(timed, cell, num_cores=num_cores), *told) == (kind, *told.values())
 

@@ -231,10 +231,8 @@ def test_the_next_experiment_of_an_augmented_step_is_without_it(timed):
 
 def test_overlapped_step_that_hides_nothing_is_told(timed):
     def found(name, backward_end, exchange_start):
-        own = [
-            ("backward", "main", 0.0, backward_end * MS),
-            ("communicate", "comm", exchange_start * MS, 10 * MS),
-        ]
+        exchange = ("communicate", "comm", exchange_start * MS, 10 * MS)
+        own = [("backward", "main", 0.0, backward_end * MS), exchange]
         return findings(timed, timed.add(steps(10), spans=own, aggregator=name, **PAIR))
 
     assert "0% of its exchange is hidden" in text_of(found("all_reduce", 6, 6)["not_hidden"])
@@ -279,10 +277,9 @@ def test_document_has_every_rule_with_its_threshold_and_columns():
             assert any(text in when for text in shown), (rule.name, when)
 
 
-@pytest.mark.parametrize(
-    ("reason", "then"),
-    [("rank 0: out of memory: 2 GiB", "try a smaller local batch"), ("no tree", "fix the cause, then")],
-)
+@pytest.mark.parametrize(("reason", "then"), [
+    ("rank 0: out of memory: 2 GiB", "try a smaller local batch"), ("no tree", "fix the cause, then"),
+])  # fmt: skip
 def test_a_failed_cell_has_its_reason_and_what_its_kind_of_failure_asks_for(timed, reason, then):
     cell = timed.add([], aggregator="ring", world_size=2, state="failed")
     for record in timed.cells[-1].records:
@@ -292,10 +289,8 @@ def test_a_failed_cell_has_its_reason_and_what_its_kind_of_failure_asks_for(time
 
 @pytest.mark.parametrize(("measured", "left"), [((), "1 or 5 or 25"), ((1, 25), "5"), ((1, 5, 25), "")])
 def test_no_size_of_buckets_is_advised_that_was_measured(timed, measured, left):
-    cell, *_ = (
-        timed.add(steps(10), spans=EXCHANGING, aggregator="all_reduce", bucket_mb=bucket_mb, **PAIR)
-        for bucket_mb in (50, *measured)
-    )
+    ddp = {"spans": EXCHANGING, "aggregator": "all_reduce", **PAIR}
+    cell, *_ = (timed.add(steps(10), bucket_mb=bucket_mb, **ddp) for bucket_mb in (50, *measured))
     said = next_experiment(findings(timed, cell)["not_hidden"])
     assert said.partition(";")[0] == (f"try bucket_mb={left}" if left else said)
 

@@ -44,14 +44,11 @@ def test_intervals_hold_the_truth_in_95_of_100_trainings(steps):
         assert all(one.high is not None and one.high < 2 * TRUE for one in found)
 
 
-def test_epochs_and_trainings_are_one_window():
+def test_epochs_and_trainings_are_one_window_and_the_ratio_is_one_of_means():
     rng = np.random.default_rng(3)
     first, second, third = (quadratic(rng, 40) for _ in range(3))
     parts, whole = noise_scale([[first, second], [third]]), noise_scale([[first, second, third]])
     assert parts.value == whole.value == pytest.approx(TRUE, rel=0.3)
-
-
-def test_the_ratio_is_one_of_means_and_no_mean_of_ratios():
     squares = Squares(1, 2, np.array([3.0, 5.0, 4.0, 6.0]), np.array([2.5, 3.0, 3.5, 3.5]))
     assert noise_scale([[squares]]).value == pytest.approx(squares.trace.mean() / squares.square.mean())
     assert noise_scale([[squares]]).value != pytest.approx((squares.trace / squares.square).mean())

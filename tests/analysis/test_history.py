@@ -43,11 +43,9 @@ class TestEvidence:
         assert found[0, :LEARNED].tolist() == [0.0] * LEARNED
         assert found[0, LEARNED] > 0
 
-    def test_scale_and_distribution_do_not_matter(self):
+    def test_scale_and_distribution_do_not_matter_and_equal_values_are_no_evidence(self):
         values = noise(20)
         assert (evidence(values, 10) == evidence(np.exp(50 * values), 10)).all()
-
-    def test_equal_values_are_no_evidence(self):
         assert evidence(np.ones((1, 40)), 10).max() < 2
 
     def test_a_campaign_multiplies_it_by_no_more_than_was_asked(self):
@@ -70,12 +68,10 @@ class TestWatch:
         low, high = said.change.ratio[1]
         assert low - 1 < slowdown < high - 1
 
-    def test_without_a_change_there_is_no_alarm_but_what_would_be_found(self):
+    def test_without_a_change_there_is_no_alarm_but_what_would_be_found_or_not_yet(self):
         said = watch(campaigns(noise(12)))
         assert (said.alarm, said.change) == (None, None)
         assert said.seen[0.1] <= said.seen[0.05] <= 4
-
-    def test_what_needs_more_campaigns_than_there_are_is_not_seen_yet(self):
         assert watch(campaigns(20 * noise(12))).seen == {0.03: None, 0.05: None, 0.1: None}
 
     @pytest.mark.parametrize("count", [20, 130, 300])
@@ -97,20 +93,22 @@ class TestWatch:
         alarms = [first_alarm(noise(100, seed), 100)[0] for seed in range(60)]
         assert sum(alarm is not None for alarm in alarms) <= 38
 
-    def test_streams_that_a_campaign_lacks_are_left_out_and_named(self):
+    def test_streams_that_a_campaign_lacks_are_left_out_and_named_and_none_in_common_is_refused(self):
         every = campaigns(noise(8))
         every[3] = every[3].model_copy(update={"seconds": {"a": every[3].seconds["a"]}})
         said = watch(every)
         assert (said.streams, said.left_out) == (["a"], ["b", "c", "d"])
+        first, second = campaigns(noise(2))
+        other = second.model_copy(update={"seconds": {"x": 1.0}})
+        with pytest.raises(ScalingError, match="no cell in common"):
+            watch([first, other])
 
-    def test_of_messages_the_largest_that_all_have_is_watched(self):
+    def test_of_messages_the_largest_that_all_have_is_watched_and_those_of_earlier_versions_apart(self):
         every = campaigns(noise(8, streams=2), names=["send [x] of 4 KiB", "send [x] of 1 MiB"])
         del every[3].seconds["send [x] of 1 MiB"]
         said = watch(every)
         assert (said.streams, said.left_out) == (["send [x] of 4 KiB"], [])
         assert watch(every[:3]).streams == ["send [x] of 1 MiB"]
-
-    def test_messages_of_earlier_versions_are_streams_of_their_own(self):
         names = [f"send of 268 MB, ranks 0-{rank} [abcdef]" for rank in (1, 2)]
         names += ["all_reduce of 268 MB, ranks 0-1-2 [abcdef]", "mlp, mine of 3 B-tree@2 [012345]"]
         assert watch(campaigns(noise(8), names=names)).streams == names
@@ -124,12 +122,6 @@ class TestWatch:
     def test_a_rate_that_is_none_is_refused(self, rate):
         with pytest.raises(ScalingError, match="allowed: 2 or more"):
             watch(campaigns(noise(8)), rate)
-
-    def test_campaigns_without_a_common_stream_are_refused(self):
-        first, second = campaigns(noise(2))
-        other = second.model_copy(update={"seconds": {"x": 1.0}})
-        with pytest.raises(ScalingError, match="no cell in common"):
-            watch([first, other])
 
 
 class TestChange:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from scaling.analysis import launch_effects
-from scaling.analysis.columns import to_rows
 from scaling.analysis.compare import Side, compare_sides
 from scaling.analysis.decisions import Difference
 from scaling.analysis.findings import Finding
@@ -24,11 +23,11 @@ from scaling.analysis.study_scatter import (
     offset_variance,
     study_scatter,
 )
-from scaling.analysis.summary import build_table, summary_table
+from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
 from scaling.report.advice_text import recommendation_as_dict as as_dict
 from scaling.report.text import text_of
-from tests.made_studies import findings
+from tests.made_studies import findings, rows_of
 
 
 def add_pair(study, first, second, **cell):
@@ -42,14 +41,12 @@ def around(step_s):
 
 
 def floors(study):
-    return {
-        (row["aggregator"], row["model"], row["aa_replicate"]): row["noise_floor"]
-        for row in to_rows(summary_table(study.folder))
-    }
+    names = ("aggregator", "model", "aa_replicate")
+    return {tuple(row[name] for name in names): row["noise_floor"] for row in rows_of(study)}
 
 
 def lines(study):
-    groups = group_rows(to_rows(summary_table(study.folder)))
+    groups = group_rows(rows_of(study))
     found = [noise_finding(group, groups) for group in groups]
     return [text_of(finding) if finding else None for finding in found]
 
@@ -106,7 +103,7 @@ def test_pair_needs_a_launch_that_both_have_and_cells_that_differ_in_nothing_mor
 
 def test_replicates_are_rows_of_the_summary_but_of_no_group_and_no_candidates(study):
     add_pair(study, around(1.0), around(0.5), **RING)
-    rows = to_rows(summary_table(study.folder))
+    rows = rows_of(study)
     (group,) = group_rows(rows)
     shown = [[row["aa_replicate"] for row in part] for part in (rows, group.rows, group.replicates)]
     assert shown == [[0, 1], [0], [1]]
@@ -129,10 +126,10 @@ def test_four_pairs_that_differ_are_part_of_every_difference(study):
 
 
 def test_what_pairs_differ_by_is_less_known_the_more_their_launches_scatter():
-    steady, scattering = (
-        [Difference(one, error, 9.0) for one in (0.02, -0.03, 0.03, -0.02)] for error in (0.001, 0.02)
+    (steady_variance, degrees), (variance, fewer) = (
+        offset_variance([Difference(one, error, 9.0) for one in (0.02, -0.03, 0.03, -0.02)])
+        for error in (0.001, 0.02)
     )
-    (steady_variance, degrees), (variance, fewer) = map(offset_variance, (steady, scattering))
     assert 0 < variance < steady_variance
     assert 0 < fewer < 1 < 3.9 < degrees < 4
     assert offset_variance([Difference(0.01, 0.02, 9.0)] * 4) == (0.0, 0.0)
@@ -237,15 +234,16 @@ def test_nothing_is_said_without_one(study):
     assert [remark.kind for remark in scatter_of(add_study(study, 0.0)).remarks] == ["offsets_not_measured"]
 
 
-@pytest.mark.parametrize(("num_left", "said"), [(1, "one launch is"), (2, "two launches are"), (3, None)])
+LEFT = " Where %s left a comparison finds large differences alone; more repeats find smaller ones."
+
+
+@pytest.mark.parametrize(("num_left", "said"), [
+    (1, LEFT % "one launch is"), (2, LEFT % "two launches are"), (3, ""),
+])  # fmt: skip
 def test_the_launches_that_are_left_are_counted(num_left, said, study):
     (found,) = (one for one in scatter_of(add_study(study, SLOWER)).remarks if one.kind == "launch_set_aside")
     text = text_of(Finding(found.kind, (), {**found.values, "num_left": num_left}))
-    assert text.partition("decisions.")[2] == (
-        f" Where {said} left a comparison finds large differences alone; more repeats find smaller ones."
-        if said
-        else ""
-    )
+    assert text.partition("decisions.")[2] == said
 
 
 def test_where_a_rival_is_undecided_the_others_are_named_as_ruled_out(study):
@@ -277,11 +275,8 @@ def correlated(num_cells, num_launches, kept, seed=0):
     return 0.03 * values
 
 
-def test_correlated_launches_are_found_and_the_upper_limit_counts():
+def test_correlated_launches_are_found_by_their_order_and_what_all_share_is_apart():
     assert 0.8 <= serial_correlation([correlated(16, 5, 0.8, seed) for seed in range(3)]).within <= 0.9
-
-
-def test_order_of_launches_matters_and_what_all_share_is_apart():
     assert serial_correlation([correlated(16, 5, 0.8)[:, [2, 0, 4, 1, 3]]]) == Serial()
     shared = np.linspace(0, 1, 9)
     assert serial_correlation([correlated(16, 9, 0.0) + shared]) == Serial(0.0, pytest.approx(0.9))

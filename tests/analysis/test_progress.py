@@ -133,7 +133,7 @@ def launch(**changes):
     return {"world_size": 2, "start_up_s": 15.0, "cells": cells, "total_s": 105.0, **changes}
 
 
-def test_parts_sum_to_the_total_over_launches_and_cells_and_a_line_tells_shares():
+def test_parts_sum_to_the_total_with_what_a_command_did_outside_and_a_line_tells_shares():
     times = wall_time([launch(), launch(total_s=111.0)])
     parts_s = {"start-up": 30.0, "set-up": 40.0, "warm-up": 20.0, "measuring": 120.0, "other": 6.0}
     assert times.parts_s() == parts_s
@@ -142,9 +142,6 @@ def test_parts_sum_to_the_total_over_launches_and_cells_and_a_line_tells_shares(
     assert said.startswith("wall time 1:03:45 in 2 launches:")
     expected = "wall time 3:52 in 1 launch: start-up 6%, set-up 0%, warm-up 0%, measuring 0%, other 94%"
     assert text_of(wall_time([launch(total_s=232.0, cells=[])]).finding) == expected
-
-
-def test_what_a_command_did_outside_of_launches_is_accounted_for():
     outside = {"command_s": 4.0, "predictions_s": 1.0, "gaps_s": 2.0, "report_s": 8.0}
     times = wall_time([launch()], [outside, {"report_s": 2.0}])
     assert times.total_s == 105.0 + 17.0 == sum(times.parts_s().values())

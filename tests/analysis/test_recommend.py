@@ -101,9 +101,7 @@ def test_one_worker_wins_where_more_do_not_help(timed):
     *(([(0.8, {"target": None, **LOSSY}), (0.8, {"target": None, **on(4), **recipe})], False,
      "no exact training with that momentum and batch") for recipe in ({"momentum": 0.0}, {"batch": 32})),
 ])  # fmt: skip
-def test_lossy_aggregator_is_a_choice_once_its_own_update_held_the_accuracy(
-    timed, trainings, is_chosen, said
-):
+def test_lossy_aggregator_is_a_choice_once_its_update_held_the_accuracy(timed, trainings, is_chosen, said):
     """To the target, or as an exact one with the same update."""
     lossy, exact = fill(timed, (0.002, LOSSY), (0.006, on(4)))
     for accuracy, cell in trainings:
@@ -141,13 +139,7 @@ def of_two_that_differ_by_six_percent(study, scatter):
     return only(study)
 
 
-def test_launches_that_scatter_too_much_ask_for_an_idle_machine_not_for_hundreds_of_repeats(make_study):
-    found = of_two_that_differ_by_six_percent(make_study(), 0.12)
-    assert (found.state, found.more_repeats, found.is_noisy) == ("undecided", None, True)
-    assert "scatter too much to decide: measure on an idle machine" in text_of(found.finding)
-
-
-def test_choice_that_the_launches_do_not_show_is_undecided_with_the_repeats_that_would_tell(make_study):
+def test_undecided_choice_has_the_repeats_that_would_tell_or_asks_for_an_idle_machine(make_study):
     found = of_two_that_differ_by_six_percent(make_study(), 0.03)
     assert (found.state, [one.candidate.row["aggregator"] for one in found.rivals]) == ("undecided", ["tree"])
     assert found.more_repeats > 0
@@ -157,6 +149,9 @@ def test_choice_that_the_launches_do_not_show_is_undecided_with_the_repeats_that
         study = make_study()
         fill(study, (0.0100, on(4)), (0.0106, on(4, "tree")), count=count, spread=0.04)
         assert only(study).state == state
+    found = of_two_that_differ_by_six_percent(make_study(), 0.12)
+    assert (found.state, found.more_repeats, found.is_noisy) == ("undecided", None, True)
+    assert "scatter too much to decide: measure on an idle machine" in text_of(found.finding)
 
 
 @pytest.mark.parametrize(("spread", "state"), [(0.001, "tie"), (0.1, "undecided")])
@@ -269,12 +264,12 @@ def test_time_to_accuracy_needs_the_target_and_several_trainings(make_study):
     assert (found.state, found.more_repeats) == ("one_launch", FEWEST - 1)
 
 
-@pytest.mark.parametrize(
-    "other", [{"momentum": 0.0}, {"weight_decay": 0.1}, {"warmup_epochs": 5.0}, {"batch_norm": "sync"}]
-)
-def test_single_workers_of_different_recipes_are_two_choices_which_the_name_tells(timed, other):
-    ((name, value),) = other.items()
-    timed.add_training([9.0, 9.1, 9.2], accuracy=0.5, **on(1, "all_reduce"), **other)
+RECIPES = {"momentum": 0.0, "weight_decay": 0.1, "warmup_epochs": 5.0, "batch_norm": "sync"}
+
+
+@pytest.mark.parametrize(("name", "value"), RECIPES.items())
+def test_single_workers_of_different_recipes_are_two_choices_which_the_name_tells(timed, name, value):
+    timed.add_training([9.0, 9.1, 9.2], accuracy=0.5, **on(1, "all_reduce"), **{name: value})
     reached = timed.add_training([5.0, 5.1, 5.2], **on(1, "all_reduce"))
     found = only(timed, "time-to-accuracy")
     (left_out,) = found.excluded

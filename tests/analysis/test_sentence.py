@@ -100,9 +100,7 @@ def test_of_trainings_the_range_the_worst_and_divergence_are_said(study, epoch_l
     (["done", "failed: no memory", "planned"], ["Of 3 cells, 1 failed", "Of 3 cells, 1 planned"]),
     *(([one] * bool(one), ["^No cell is done yet"]) for one in ("", "planned", "failed: no memory")),
 ])  # fmt: skip
-def test_cells_that_are_not_done_are_counted_and_without_any_done_nothing_is_compared(
-    study, line, cells, claimed
-):
+def test_cells_that_are_not_done_are_counted_and_not_compared(study, line, cells, claimed):
     for size, state in enumerate(cells, 1):
         study.add([[[line(0, 1.0)]] * size if state == "done" else state], world_size=size)
     assert [part for part in claimed if not re.search(part, said(study))] == []
@@ -146,20 +144,17 @@ def warnings(study):
     (1.06, 1.0, ["profiling overhead: profiled steps are 5.7% shorter than unprofiled ones: the step varies "
      "by that much, read its phases with care"]),
 ])  # fmt: skip
-def test_over_five_percent_in_no_phase_or_by_marks_are_warned_of_and_data_in_host_memory_are_not(
-    study, split_line, unsplit_s, forward_s, warned
-):
+def test_five_percent_in_no_phase_or_by_marks_are_warned_of(study, split_line, unsplit_s, forward_s, warned):
+    """Timed iterations of data in host memory are not."""
     lines = [[split_line(1, 1.0, ("forward", "main", 0.0, forward_s))]]
     study.add_split([[unsplit_s]], lines, summary={"data_in_host_memory": [True]})
     assert warnings(study) == warned
 
 
-@pytest.mark.parametrize(
-    ("phase", "named"), [("forward", ", in profiled steps on rank 1 in forward"), ("communicate", "")]
-)
-def test_long_steps_are_said_with_their_period_and_the_phase_that_they_are_long_in(
-    study, split_line, phase, named
-):
+@pytest.mark.parametrize(("phase", "named"), [
+    ("forward", ", in profiled steps on rank 1 in forward"), ("communicate", ""),
+])  # fmt: skip
+def test_long_steps_are_said_with_their_period_and_phase(study, split_line, phase, named):
     """Every 7th step takes twice as long: on rank 1, or in the exchange, which no rank has alone."""
     times = [2.0 if number % 7 == 6 else 1.0 for number in range(210)]
 
@@ -222,9 +217,7 @@ def test_gpu_that_was_disturbed_is_named_with_the_reason(study, gpus, warned):
     ([0.2, 0.4], pytest.approx(0.3), [5, 7], 7), ([0.5, None], None, [None, 7], 7),
     ([None] * 2, None, [None] * 2, None),
 ])  # fmt: skip
-def test_energy_is_the_mean_over_ranks_if_all_tell_and_memory_the_largest(
-    study, joules, energy_j, peaks, peak
-):
+def test_energy_is_the_mean_if_all_ranks_tell_and_memory_the_largest(study, joules, energy_j, peaks, peak):
     add_with(study, [gpu(energy_per_sample_j=one) for one in joules], launches=3, memory_peak_bytes=peaks)
     row = row_of(study)
     assert (row["joules_per_sample"], row["memory_peak_bytes"]) == (energy_j, peak)

@@ -30,10 +30,7 @@ TIMES = ("train_s", "seconds_to_target", "joules_per_sample", "joules_to_target"
 @pytest.fixture
 def lines(epochs):
     """lines(seconds): an epoch each, on one rank."""
-    return lambda epoch_s: [
-        {**line, "train_accuracy": line["test_accuracy"]}
-        for line in epochs(ACCURACIES, epoch_s, train_j=77.0)
-    ]
+    return lambda epoch_s: epochs(ACCURACIES, epoch_s, train_j=77.0)
 
 
 @pytest.fixture
@@ -128,7 +125,7 @@ class TestChoice:
 
 
 class TestPages:
-    def test_no_page_figure_or_table_shows_their_seconds(self, shared):
+    def test_no_page_figure_table_bar_or_export_shows_their_seconds(self, shared):
         write_report(shared.folder)
         written = [p for p in shared.folder.path.rglob("*") if p.suffix in (".html", ".csv", ".svg", ".md")]
         assert len(written) > 3
@@ -138,8 +135,6 @@ class TestPages:
                 assert f"{number:g}" not in text, path
                 assert f"{number:.4g}" not in text, path
             assert "nan s" not in text, path
-
-    def test_bars_of_seconds_to_target_leave_them_out_and_exports_have_their_accuracy_alone(self, shared):
         (group,) = group_rows(list(rows_of(shared).values()))
         assert [bar.name for bar in target_bars(group)] == ["ring, 2 GPUs"]
         cells = read_cells(shared.folder)

@@ -107,7 +107,7 @@ def found_line(results, name, who, *, host_only=False):
 
 
 class TestTable:
-    def test_csv_has_a_row_for_each_operation_size_and_set_of_ranks_and_json_too(
+    def test_csv_and_json_have_a_row_an_operation_size_and_ranks_and_summaries_one_a_cell(
         self, links, report, results
     ):
         text = (links.folder.path / "transfers.csv").read_bytes().decode()
@@ -119,6 +119,12 @@ class TestTable:
         assert len(rows) == sum(len(case.sizes_bytes) for case in made)
         made = json.loads(json.dumps(report.as_dict()))["transfers"]
         assert (len(made), made[0]["seconds"] > 0) == (len(transfer_rows(results)), True)
+        rows = to_rows(summary_table(links.folder))
+        expected = [("transfer", False, "done", 1), ("transfer", True, "done", 2)]
+        assert [(row["kind"], row["peer_access"], row["state"], row["repeats"]) for row in rows] == expected
+        for name in ("model", "aggregator", "precision", "input_placement", "h2d_s", "d2h_s", "iteration_s"):
+            assert {row[name] for row in rows} == {None}, name
+        assert rows[0]["notes"] == "something was left out"
 
     def test_row_has_median_quartiles_interval_and_the_line_through_all_sizes(self, results):
         asked = {"operation": "h2d", "ranks": "1", "memory": "pinned", "num_bytes": 256 * MIB}
@@ -145,14 +151,6 @@ class TestTable:
         assert {row["latency_s"] for row in rows if row["operation"] == "device_copy"} == {""}  # one size
         assert not {"None", "nan"} & {value for row in rows for value in row.values()}
 
-    def test_summary_has_a_row_a_cell_and_no_number_of_a_step(self, links):
-        rows = to_rows(summary_table(links.folder))
-        expected = [("transfer", False, "done", 1), ("transfer", True, "done", 2)]
-        assert [(row["kind"], row["peer_access"], row["state"], row["repeats"]) for row in rows] == expected
-        for name in ("model", "aggregator", "precision", "input_placement", "h2d_s", "d2h_s", "iteration_s"):
-            assert {row[name] for row in rows} == {None}, name
-        assert rows[0]["notes"] == "something was left out"
-
     def test_cells_with_a_model_stand_before_and_unchanged(self, study):
         study.add_steps([[0.1] * 9], world_size=2)
         alone = to_rows(summary_table(study.folder))
@@ -163,7 +161,7 @@ class TestTable:
 
 
 class TestPeople:
-    def test_ranks_that_did_the_same_share_a_line(self, results):
+    def test_ranks_that_did_the_same_share_a_line_of_a_table_in_80_columns(self, results):
         assert who_did(found_line(results, "h2d pinned", "alone")) == "2 alone"
         assert who_did(found_line(results, "h2d pinned", "at once")) == "2 at once"
         assert who_did(found_line(results, "copy to a peer", "pair")) == "2 pairs"
@@ -171,8 +169,6 @@ class TestPeople:
         assert line.num_bytes == 1024 * MIB
         assert math.isclose(line.busbw_bytes_per_s, 20e9, rel_tol=0.01)  # 2(n-1)/n is 1 with two
         assert line.low_s <= line.seconds <= line.high_s
-
-    def test_terminal_table_fits_80_columns_and_has_the_largest_size_of_each(self, results):
         console = Console(width=200, file=io.StringIO())
         for table in render_transfers(results):
             console.print(table)
@@ -182,9 +178,7 @@ class TestPeople:
         assert "h2d pageable" in shown
         assert ("host-only" in shown, "64 KiB" in shown) == (True, False)
 
-    def test_sentence_names_copies_and_all_reduce_and_the_page_shows_it_with_table_and_figure(
-        self, links, report, results
-    ):
+    def test_sentence_names_copies_and_all_reduce_and_the_page_shows_it(self, links, report, results):
         (sentence,) = texts_of(transfer_findings(results))
         assert sentence.startswith("One GPU alone copies 52.")
         assert "with all 2 at once, each copies 26." in sentence
@@ -198,7 +192,7 @@ class TestPeople:
         names = {path.name for path in (links.folder.path / "figures").iterdir()}
         assert names == {f"bandwidth-{what}-cuda-2x4.svg" for what in FAMILIES}
 
-    def test_of_each_figure_at_most_six_lines_stand_out(self, results):
+    def test_figure_has_a_line_for_each_operation_of_several_sizes_and_at_most_six_stand_out(self, results):
         (group,) = transfer_groups(results)
         lines = bandwidth_lines(group, ("peer_copy", "send", "swap", "shift", "all_reduce", "h2d"))
         standing = standing_out(lines)
@@ -208,8 +202,6 @@ class TestPeople:
             kind = line.what.operation, line.host_only
             same = [one.busbw[-1] for one in lines if (one.what.operation, one.host_only) == kind]
             assert line.busbw[-1] == max(same)
-
-    def test_figure_has_a_line_for_each_operation_of_several_sizes(self, results):
         (group,) = transfer_groups(results)
         found = {line.label: line for line in bandwidth_lines(group, ("h2d", "all_reduce"))}
         copies = [

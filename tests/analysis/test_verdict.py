@@ -3,7 +3,6 @@
 import json
 import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,6 @@ from scaling.report.terminal import folded_answer
 from scaling.report.text import short_names, text_of, title_of
 from scaling.report.verdict_text import names_of, next_run, verdict_lines
 from tests.made_studies import iteration, split
-
-REFERENCE = Path(__file__).parents[2] / "results/reference"
 
 
 def answers(study):

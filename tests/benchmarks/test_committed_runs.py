@@ -28,13 +28,10 @@ def test_a_healthy_script_exchanges_for_less_than_a_twentieth_of_its_step(seed):
     assert exchange_ratio({"batch": 512}) > 0.1
 
 
-def test_the_bound_of_a_step_is_of_the_last_buckets_that_are_the_worst():
+def test_the_bound_of_a_step_is_of_the_last_buckets_that_are_the_worst_in_a_committed_run_too(tmp_path):
     assert bound_s(10.0, [4.0, 9.0], [2, 1], 1.0) == 11.0  # the last one alone
     assert bound_s(10.0, [4.0, 9.0], [7, 1], 1.0) == 13.0  # both: from 5 on
     assert bound_s(10.0, [4.0, 9.0], [0, 0], 1.0) == 10.0
-
-
-def test_a_committed_run_without_peer_access_has_its_bound(tmp_path):
     run, copies = RESULTS / "exchange-goals-2xh100", tmp_path / "copies.csv"
     copies.write_bytes(gzip.decompress((run / "host-second-machine.csv.gz").read_bytes()))
     lines = [line for line in of_study(run / "study", copies) if "bound" in line]
@@ -97,7 +94,7 @@ class TestSeedQuality:
     def committed(self, quality):
         return pd.read_csv(RESULTS / "seed-quality" / quality.FILE)
 
-    def test_the_page_has_the_committed_table_and_false_verdicts_are_few(self, quality, committed):
+    def test_the_page_has_the_committed_table_of_few_false_verdicts_and_most_losses(self, quality, committed):
         page = BENCHMARKS.parent / "docs" / "background" / "statistics.md"
         assert "\n".join(quality.table(committed)) in page.read_text(encoding="utf-8")
         equal_or_twice = committed.filter(regex="^false.*(equal|twice).*after$")
@@ -106,20 +103,17 @@ class TestSeedQuality:
         three_times = committed.set_index("lossy_seeds")["false, one scatters three times as much, after"]
         assert three_times[3].max() < 0.06
         assert three_times[1].max() < 0.095
-
-    def test_of_usual_studies_four_in_five_find_a_loss(self, committed):
         usual = committed[(committed.lossy_seeds == 3) & (committed.num_exact > 1)]
         found = usual.groupby("correlation")["loss of 3 sd found, after"].min()
         assert found[0.0] >= 0.8
         assert found[0.5] >= 0.79
         assert usual[usual.correlation == 0]["loss of 3 sd found, before"].max() < 0.3
 
-    def test_it_runs_and_both_rules_judge_the_same_studies(self, quality):
+    def test_it_runs_and_the_former_rule_is_the_prediction_interval_of_the_largest_spread(self, quality):
         found = quality.rates(quality.Study(3, 1), 20, np.random.default_rng(1))
         assert set(found) == {f"{case}, {rule}" for case in quality.CASES for rule in quality.RULES}
         assert found["loss of 3 sd found, after"] > 0.5 > found["false, equal scatter, after"]
 
-    def test_former_rule_is_the_prediction_interval_of_the_largest_spread(self, quality):
         def of(*scores, lossy=False):
             return quality.Combination(dict(enumerate(scores)), lossy, 2)
 

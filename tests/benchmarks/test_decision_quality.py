@@ -60,13 +60,9 @@ def test_more_launches_find_smaller_differences_and_as_often_as_detectable_says(
     assert shares[-1] > shares[0] + 0.3
 
 
-def test_page_has_the_table_of_the_committed_run(quality):
+def test_page_has_the_tables_of_the_committed_runs(quality):
     """`python benchmarks/decision_quality.py --table benchmarks/results/decision-quality` prints it."""
     assert quality.table(pd.read_csv(COMMITTED / quality.FILE)) in PAGE
-
-
-def test_page_has_the_table_of_what_launches_do(quality):
-    """`python benchmarks/launch_effects.py --table ...` prints it."""
     import launch_effects
 
     assert launch_effects.table(pd.read_csv(COMMITTED / "launch-effects.csv")) in PAGE

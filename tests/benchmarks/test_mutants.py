@@ -42,7 +42,7 @@ def tree(tmp_path, modules):
     return tmp_path
 
 
-def test_mutants_are_of_code_and_not_of_texts_types_or_messages(modules, tree):
+def test_mutants_are_of_code_and_not_of_texts_types_or_messages_and_change_one_place(modules, tree):
     found = {(one.was, one.now) for one in modules[1].sites(tree, "launchers/example.py")}
     assert found == {
         ("60.0", "61.0"), ("not values", "(values)"), ("or", "and"), ("<=", "<"), ("1", "2"),
@@ -50,9 +50,6 @@ def test_mutants_are_of_code_and_not_of_texts_types_or_messages(modules, tree):
         ("+=", "-="), ("total += i % 7", "pass"), ("%", "//"), ("7", "8"), ("copied.append(total)", "pass"),
         ('print("text", 9)', "pass"), ("join(total, copied)", "None"), ("total, copied", "copied, total"),
     }  # fmt: skip
-
-
-def test_each_mutant_changes_its_own_place_alone(modules, tree):
     for one in modules[1].sites(tree, "launchers/example.py"):
         changed = one.apply(SOURCE.encode()).decode()
         ast.parse(changed)

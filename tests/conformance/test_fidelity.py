@@ -57,9 +57,10 @@ def test_gradients_are_of_a_training_and_the_larger_one_is_mostly_matrices():
 
 @pytest.mark.usefixtures("small")
 class TestWhatItSays:
-    def test_sixteen_bits_err_by_their_rounding(self):
+    def test_sixteen_bits_err_by_their_rounding_and_own_momentum_is_compared_with_momentum(self):
         assert 1e-6 < make_sheet(create("fp16")).first_error_ratio < 2**-10
         assert 1e-4 < make_sheet(create("bf16")).first_error_ratio < 2**-7
+        assert make_sheet(create("one_bit_momentum")).sum_error_ratio < 0.5
 
     @pytest.mark.parametrize("name", ["one_bit_flat", "ef_sign", "top_k", "power_sgd"])
     def test_error_feedback_makes_the_sum_good(self, name):
@@ -77,9 +78,6 @@ class TestWhatItSays:
         assert sheet.exact_bytes == 2 * 3 * 4 * (64 * 64 + 100) // 4
         assert sheet.encode_s > 0
         assert sheet.decode_s > 0
-
-    def test_own_momentum_is_compared_with_momentum(self):
-        assert make_sheet(create("one_bit_momentum")).sum_error_ratio < 0.5
 
     def test_replicas_that_drift_apart_are_found(self):
         class Drifting(type(create("fp16"))):

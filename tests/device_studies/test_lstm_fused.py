@@ -39,7 +39,7 @@ def test_all_compute_the_same_with_the_same_gradients_from_the_same_seed(impleme
 
 
 class TestPrecision:
-    def test_half_precision_updates_follow_those_of_float32(self):
+    def test_half_precision_updates_follow_those_of_float32_and_weights_stay_of_the_precision(self):
         inputs, targets = torch.randn(32, 5), torch.randint(3, (32,))
         weights = {}
         for precision in ("float32", "float16"):
@@ -49,6 +49,10 @@ class TestPrecision:
                 training.step(inputs.to(next(training.network.parameters()).dtype), targets)
             weights[precision] = next(training.network.parameters()).detach().float()
         torch.testing.assert_close(weights["float16"], weights["float32"], rtol=0, atol=2e-3)
+        for precision, dtype in (("float64", torch.float64), ("float16", torch.float16)):
+            training = PreciseTraining(nn.Linear(2, 2), precision, 0.01)
+            training.step(torch.ones(3, 2, dtype=dtype), torch.zeros(3, dtype=torch.int64))
+            assert {parameter.dtype for parameter in training.network.parameters()} == {dtype}
 
     def test_gradients_too_small_for_float16_still_move_the_weights(self):
         network = nn.Linear(1, 2, bias=False)
@@ -60,25 +64,16 @@ class TestPrecision:
         assert smallest / 2 * LOSS_SCALE > smallest
         assert network.weight.abs().max() > 0
 
-    def test_weights_stay_of_the_precision(self):
-        for precision, dtype in (("float64", torch.float64), ("float16", torch.float16)):
-            training = PreciseTraining(nn.Linear(2, 2), precision, 0.01)
-            training.step(torch.ones(3, 2, dtype=dtype), torch.zeros(3, dtype=torch.int64))
-            assert {parameter.dtype for parameter in training.network.parameters()} == {dtype}
-
 
 class TestTasks:
-    def test_class_of_a_synthetic_sequence_is_told_by_its_two_marks_in_order(self):
+    def test_class_of_a_sequence_is_told_by_its_two_marks_and_held_out_ones_are_others(self):
         task = temporal_order(16, 500, 100)
         for sequence, target in zip(task.train.inputs.argmax(2), task.train.targets, strict=True):
-            (first, one), (second, other) = [
-                (at, int(own) - 4) for at, own in enumerate(sequence) if own >= 4
-            ]
+            marks = [(at, int(own) - 4) for at, own in enumerate(sequence) if own >= 4]
+            (first, one), (second, other) = marks
             assert 2 * one + other == target
             assert 4 <= first < 8 <= second < 12, "apart, and neither first nor last"
         assert set(task.train.targets.tolist()) == {0, 1, 2, 3}
-
-    def test_held_out_sequences_are_others(self):
         task = temporal_order(24, 50, 50)
         train = {tuple(row.tolist()) for row in task.train.inputs.argmax(2)}
         assert not train & {tuple(row.tolist()) for row in task.test.inputs.argmax(2)}
@@ -86,10 +81,8 @@ class TestTasks:
     def test_image_is_read_row_by_row(self):
         task = image_rows("digits", 1, 20, 10)
         assert (task.train.inputs.shape, task.num_classes) == ((20, 8, 8), 10)
-        halved = image_rows("digits", 2, 20, 10)
-        torch.testing.assert_close(
-            halved.train.inputs[:, 0, 0], task.train.inputs[:, :2, :2].mean(dim=(1, 2))
-        )
+        halved = image_rows("digits", 2, 20, 10).train.inputs
+        torch.testing.assert_close(halved[:, 0, 0], task.train.inputs[:, :2, :2].mean(dim=(1, 2)))
 
 
 class TestPoints:
@@ -98,12 +91,10 @@ class TestPoints:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert {point["task"] for point in LstmFused().points()} == {"temporal-order", "digits-rows"}
 
-    def test_every_way_precision_and_batch_is_a_point(self):
+    def test_every_way_precision_and_batch_is_a_point_and_both_tasks_have_those_of_the_accuracy(self):
         points = LstmFused(real="mnist").points()
         assert (len(points), len({tuple(point.values()) for point in points})) == (9 * (2 + 3), len(points))
         assert {point["batch"] for point in points if point["width"] == 64} == {128, 1024, 4700}
-
-    def test_both_tasks_have_the_width_and_batch_of_the_accuracy(self):
         points = LstmFused(real="digits", batches=(16,), accuracy_batch=8, accuracy_width=4).points()
         trained = [p for p in points if (p["width"], p["batch"]) == (4, 8)]
         assert {p["task"] for p in trained} == {"temporal-order", "digits-rows"}
@@ -113,10 +104,8 @@ class TestPoints:
 
 
 class TestMeasure:
-    point = {
-        **{"task": "temporal-order", "implementation": "cell", "precision": "float32"},
-        **{"width": 8, "batch": 16},
-    }
+    point = {"task": "temporal-order", "implementation": "cell", "precision": "float32"}
+    point |= {"width": 8, "batch": 16}
 
     def test_three_phases_and_the_accuracy_of_every_seed_at_its_batch_alone(self):
         rows = measured(LstmFused(**SMALL, accuracy_batch=16, steps=3, seeds=(1, 2)), self.point)
@@ -133,10 +122,8 @@ class TestMeasure:
 
     def test_logits_of_float16_are_further_from_float64_than_those_of_float32(self):
         experiment = LstmFused(**SMALL, accuracy_batch=8)
-        far, near = (
-            fact(measured(experiment, {**self.point, "precision": precision}), "logit_difference")
-            for precision in ("float16", "float32")
-        )
+        points = [{**self.point, "precision": precision} for precision in ("float16", "float32")]
+        far, near = (fact(measured(experiment, one), "logit_difference") for one in points)
         assert 0 < near < 1e-6 < far < 1e-1
 
     def test_training_that_would_take_too_long_is_left_out_with_the_reason(self, monkeypatch):

@@ -23,26 +23,22 @@ def facts(rows, name):
 
 
 class TestSurface:
-    def test_height_at_the_origin_and_far_away(self):
+    def test_height_at_the_origin_and_far_away_and_on_a_grid_with_y_fastest(self):
         at = [float(height(*torch.tensor([x, 0.0], dtype=torch.float64))) for x in (0.0, 30.0)]
         # 3 exp(-1) - exp(-1) / 3, and nothing left
         assert (at[0], at[1]) == (pytest.approx((3 - 1 / 3) * 2.718281828459045**-1), 0.0)
-
-    def test_grid_covers_the_square_with_y_fastest(self):
         inputs, heights = grid_points(3)
         assert (inputs.tolist(), heights.shape) == ([[x, y] for x in (-3, 0, 3) for y in (-3, 0, 3)], (9, 1))
 
-    @pytest.mark.parametrize(
-        ("settings", "applied"), [({}, torch.relu), ({"activation": "tanh"}, torch.tanh)]
-    )
-    def test_network_is_that_of_its_source_with_either_activation(self, settings, applied):
-        network = surface_network(**settings)
+    @pytest.mark.parametrize("activation", ["relu", "tanh"])
+    def test_network_is_that_of_its_source_with_either_activation(self, activation):
+        network = surface_network(**({} if activation == "relu" else {"activation": activation}))
         assert sum(parameter.numel() for parameter in network.parameters()) == 171
         inputs = 3 * torch.randn(50, 2)
         hidden = inputs
         weights = list(network.parameters())
         for weight, bias in ((weights[0], weights[1]), (weights[2], weights[3])):
-            hidden = applied(hidden @ weight.T + bias)
+            hidden = getattr(torch, activation)(hidden @ weight.T + bias)
         torch.testing.assert_close(network(inputs), hidden @ weights[4].T + weights[5])
 
     def test_weights_start_as_those_of_flux(self):
@@ -102,10 +98,8 @@ class TestMeasure:
     def test_training_does_not_depend_on_how_long_was_measured_before(self):
         experiment = SurfaceRegression(**SMALL)
         long = Budget(seconds=0.001, min_samples=30, max_samples=30)
-        residuals = [
-            fact(list(experiment.measure(point(), CPU, budget)), "rms_residual") for budget in (SHORT, long)
-        ]
-        assert residuals[0] == residuals[1]
+        runs = [list(experiment.measure(point(), CPU, budget)) for budget in (SHORT, long)]
+        assert fact(runs[0], "rms_residual") == fact(runs[1], "rms_residual")
 
     @pytest.mark.parametrize("other", [point(side=4), point(data="loader")])
     def test_other_points_are_not_fitted(self, other):
@@ -139,7 +133,6 @@ class TestPoints:
         ways = {(p["points"], p["step"], p["data"], p.get("only_device")) for p in points}
         common = {("eager", "device", None), ("eager", "host", "cuda"), ("eager", "loader", None)}
         common |= {("captured", "device", "cuda")}
-        assert ways == {(size, *way) for size in (100, 400) for way in common} | {
-            (400, "compiled", "device", None)
-        }
+        expected = {(size, *way) for size in (100, 400) for way in common}
+        assert ways == expected | {(400, "compiled", "device", None)}
         assert len(points) == len(ways)
