@@ -122,13 +122,6 @@ def test_a_cell_is_not_resolved_for_the_others_shift_only_where_it_surely_differ
     assert {one.reason for one in compared(*scattering).cells} == {"scatter"}
 
 
-def test_launches_that_scatter_beyond_all_bounds_could_have_found_nothing(make_study):
-    sides = ([[[one] * 9 for one in (1e-6, own)]] for own in (1e3, 2e3))
-    cells = ([(*runs, {"aggregator": name, "world_size": 2}) for name in ("ring", "tree")] for runs in sides)
-    found = compared(*both(make_study, *cells))
-    assert (changes(found), {found.detectable(cell) for cell in found.cells}) == ((set(), set()), {None})
-
-
 def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
     generator = np.random.default_rng(4)
 
@@ -212,13 +205,17 @@ def test_detectable_ratio_is_the_smallest_that_is_found_among_all_pairs(make_stu
         assert found.detectable(one_launch) is None
 
 
-def test_more_launches_find_smaller_differences(make_study):
+def test_more_launches_find_smaller_differences_and_those_beyond_all_bounds_could_find_none(make_study):
     smallest = []
     for count in (2, 3, 5, 9):
         generator = np.random.default_rng(8)
         found = compared(*[noisy(make_study, generator, num_launches=count, pairs=True) for _ in range(2)])
         smallest.append(np.median([found.detectable(cell) for cell in found.cells]))
     assert sorted(smallest, reverse=True) == smallest
+    sides = ([[[one] * 9 for one in (1e-6, own)]] for own in (1e3, 2e3))
+    cells = ([(*runs, {"aggregator": name, "world_size": 2}) for name in ("ring", "tree")] for runs in sides)
+    found = compared(*both(make_study, *cells))
+    assert (changes(found), {found.detectable(cell) for cell in found.cells}) == ((set(), set()), {None})
 
 
 def test_replicates_stand_aside_and_cells_without_partner_are_named(make_study):

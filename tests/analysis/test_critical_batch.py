@@ -115,13 +115,12 @@ def samples_of(accuracies, steps):
     ([0.5, 0.8], [100.0] * 2, None),
     ([0.95], [0.0], None),  # a folder that lost its steps
 ])  # fmt: skip
-def test_steps_are_interpolated_within_the_epoch_and_half_of_the_first(accuracies, steps, expected):
+def test_steps_are_interpolated_within_the_epoch_and_half_of_the_first_also_in_bits(
+    accuracies, steps, expected
+):
     found = steps_to_target(samples_of(accuracies, steps), {"target_accuracy": 0.9})
     variance = expected and pytest.approx((100 / expected) ** 2 / 12)
     assert found == (None if expected is None else (pytest.approx(expected), variance))
-
-
-def test_steps_to_a_target_in_bits_are_interpolated_too():
     losses = samples_of([np.nan] * 2, [100.0] * 2)
     object.__setattr__(losses, "test_loss", np.array([3.0, 1.0]) * math.log(2))
     assert steps_to_target(losses, {"target_bits_per_byte": 2.0})[0] == pytest.approx(150)

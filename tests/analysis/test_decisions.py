@@ -79,12 +79,9 @@ def test_detectable_is_where_a_difference_begins_to_be_found():
         assert (Difference(factor * smallest, 0.02, 8.0).p_value < 0.01) == is_found
 
 
-def test_component_that_stays_keeps_more_launches_from_helping():
+def test_launches_needed_are_the_fewest_but_a_component_that_stays_keeps_more_from_helping():
     sure = with_variance(Difference(0.1, 1e-6, 1000.0), 0.03**2, 4.0)
     assert (sure.error, sure.degrees) == (pytest.approx(0.03, rel=1e-3), pytest.approx(4, rel=1e-3))
-
-
-def test_launches_needed_are_the_fewest_and_none_for_no_gap():
     number = launches_needed(0.03, 0.05)
 
     def half_width(launches):
@@ -201,20 +198,17 @@ def test_bounds_are_wider_for_more_lossy_combinations_and_the_rest_gains_once_on
     assert alone.verdict == beside_the_same.verdict == WITHIN
 
 
-def test_reference_is_of_as_many_workers_where_these_have_several_seeds():
-    here, elsewhere = combination(-1.0, 0.0, 1.0), combination(0.0, 1.0, 2.0, world_size=1)
-    lossy = combination(0.0, 0.0, 0.0, lossy=True)
-    assert decide([here, elsewhere, lossy])[1][2].difference == 0.0
-    assert decide([combination(-1.0), elsewhere, lossy])[1][2].difference == pytest.approx(-5 / 6)
-
-
-def test_an_exact_one_that_differs_is_no_reference_and_of_two_the_one_with_fewer_seeds():
+def test_reference_is_of_as_many_workers_and_none_that_differs_or_of_two_has_fewer_seeds():
     rest = [combination(-1.0, 0.0, 1.0), combination(1.0, -2.0, 1.0), combination(-0.5, 0.5, 0.0)]
     _, decisions = decide([combination(-41.0, -40.0, -39.0), *rest, combination(0.1, 0.0, -0.1, lossy=True)])
     assert [decision.verdict for decision in decisions] == [WORSE, *[WITHIN] * 4]
     assert decisions[4].difference == pytest.approx(0.0)
     assert verdicts(combination(-100.0), combination(-1.0, 0.0, 1.0)) == [WORSE, None]
     assert verdicts(combination(-1.0, 0.0, 1.0), combination(-100.0)) == [None, WORSE]
+    here, elsewhere = combination(-1.0, 0.0, 1.0), combination(0.0, 1.0, 2.0, world_size=1)
+    lossy = combination(0.0, 0.0, 0.0, lossy=True)
+    assert decide([here, elsewhere, lossy])[1][2].difference == 0.0
+    assert decide([combination(-1.0), elsewhere, lossy])[1][2].difference == pytest.approx(-5 / 6)
 
 
 @pytest.mark.parametrize("scatter", [1.0, 2.0])
@@ -246,12 +240,9 @@ def test_exact_ones_that_do_not_differ_are_rarely_called_and_hardly_ever_beside_
     assert false / 300 < EXACT_LEVEL + 2 * math.sqrt(EXACT_LEVEL / 300)
 
 
-def test_median_of_the_others_leaves_each_out_and_missing_values_too():
+def test_median_of_the_others_and_variance_of_a_cell_leave_missing_launches_out():
     values = np.array([[1.0, 5.0], [4.0, np.nan], [2.0, 7.0], [9.0, 6.0]])
     np.testing.assert_array_equal(medians_of_others(values), [[4, 6.5], [2, np.nan], [4, 5.5], [2, 6]])
-
-
-def test_variance_of_a_cell_is_over_the_launches_it_has():
     found = own_variances(np.array([[1.0, 3.0, np.nan], [1.0, np.nan, np.nan]]))
     assert found.values[0] == pytest.approx(2)
     np.testing.assert_array_equal(found.degrees, [1, 0])

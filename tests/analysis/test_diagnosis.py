@@ -17,10 +17,7 @@ from scaling.report.advice_text import overview
 from scaling.report.text import line_of, text_of
 from scaling.store import ResultsFolder
 
-ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / "results" / "reference", ROOT / "benchmarks" / "results"
 MS = 1e-3
-BUCKETS = 3
 PAIR = {"aggregator": "ring", "world_size": 2}
 FOUR = {"aggregator": "ring", "world_size": 4, "step": "overlapped"}
 OVERLAPPED = {**PAIR, "step": "overlapped"}
@@ -74,7 +71,7 @@ def values(found, *names):
 ])  # fmt: skip
 def test_a_slow_rank_is_named_with_phase_bucket_and_what_is_lost(timed, rank, slow, phase, bucket):
     ranks = [overlapped(stop=16.0, **(slow if own == rank else {})) for own in range(4)]
-    if bucket == BUCKETS:  # after the last exchange has begun nobody waits: it delays the next step alone
+    if bucket == 3:  # after the last exchange has begun nobody waits: it delays the next step alone
         for at, (name, lane, start, stop) in enumerate(ranks[rank]):
             if name == "communicate":
                 ranks[rank][at] = (name, lane, start + 3 * MS, stop + 3 * MS)
@@ -246,7 +243,8 @@ class TestComb:
 
 @cache
 def gpu_launches():
-    folders = [path.parent for part in COMMITTED for path in sorted(part.glob("*/study.yaml"))]
+    parts = [Path(__file__).parents[2] / part for part in ("results/reference", "benchmarks/results")]
+    folders = [path.parent for part in parts for path in sorted(part.glob("*/study.yaml"))]
     cells = [cell for folder in folders for cell in read_cells(ResultsFolder(folder))]
     return [launch for cell in cells if cell.cell["device"] == "cuda" for launch in cell.launches]
 

@@ -10,7 +10,6 @@ from scaling.analysis.columns import columns
 from scaling.analysis.explain import RULES, is_limit, limit_of
 from scaling.report.text import FINDINGS, next_experiment, text_of
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "read-a-report.md"
 MS = 0.001
 
 
@@ -261,7 +260,8 @@ def test_training_that_misses_its_target_is_told_and_replicates_are_not_explaine
 
 def documented():
     """Name -> (when, columns) of the rules in the document's table."""
-    lines = [line.strip("| ").split(" | ") for line in DOCUMENT.read_text().splitlines()]
+    document = (Path(__file__).parents[2] / "docs" / "how-to" / "read-a-report.md").read_text()
+    lines = [line.strip("| ").split(" | ") for line in document.splitlines()]
     return {words[0].strip("`"): (words[1], words[-1]) for words in lines if len(words) == 5}
 
 

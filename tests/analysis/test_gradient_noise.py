@@ -54,11 +54,15 @@ def test_epochs_and_trainings_are_one_window_and_the_ratio_is_one_of_means():
     assert noise_scale([[squares]]).value != pytest.approx((squares.trace / squares.square).mean())
 
 
-def test_without_a_gradient_there_is_no_upper_end():
+def test_without_a_gradient_there_is_no_upper_end_and_of_few_looks_or_old_records_no_value():
     rng = np.random.default_rng(5)
     found = [noise_scale([[quadratic(rng, 60, mean=np.zeros(DIMENSION))]]) for _ in range(100)]
     assert np.mean([one.high is None for one in found]) > 0.93
     assert all(one.low is not None for one in found)
+    assert noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS - 1)]]) is None
+    assert noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS)]]).low is not None
+    assert (noise_scale([[]]), noise_scale([[quadratic(np.random.default_rng(0), 0)]])) == (None, None)
+    assert (squares_of([None, None]), squares_of([])) == ((), ())
 
 
 def test_neighbouring_steps_that_are_alike_are_no_independent_ones():
@@ -86,13 +90,6 @@ def test_the_interval_is_the_ratios_that_a_t_test_does_not_exclude(seed):
     if squares.mean() > 0 and len(held):
         assert found.low == pytest.approx(held[0], abs=0.006)
         assert found.high is None if held[-1] == 1e6 else found.high == pytest.approx(held[-1], abs=0.006)
-
-
-def test_too_few_looks_have_no_value_and_records_of_before_have_none():
-    assert noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS - 1)]]) is None
-    assert noise_scale([[quadratic(np.random.default_rng(0), FEWEST_GROUPS)]]).low is not None
-    assert (noise_scale([[]]), noise_scale([[quadratic(np.random.default_rng(0), 0)]])) == (None, None)
-    assert (squares_of([None, None]), squares_of([])) == ((), ())
 
 
 def recorded(steps, seed):

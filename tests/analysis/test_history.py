@@ -123,9 +123,7 @@ class TestWatch:
         with pytest.raises(ScalingError, match="allowed: 2 or more"):
             watch(campaigns(noise(8)), rate)
 
-
-class TestChange:
-    def test_an_uncertain_place_is_a_wide_interval(self):
+    def test_an_uncertain_place_is_a_wide_interval_and_what_became_faster_before_no_slowdown(self):
         values = noise(20, streams=1)[0]
         values[10:] += 0.01
         wide = change_in("a", values)
@@ -133,8 +131,6 @@ class TestChange:
         narrow = change_in("a", values)
         assert narrow.earliest == narrow.latest == 10
         assert wide.latest - wide.earliest > 2
-
-    def test_what_became_faster_before_is_no_slowdown(self):
         values = noise(20, streams=1)[0]
         values[4:] -= 0.06
         values[16:] += 0.1

@@ -49,8 +49,6 @@ class TestTarget:
         assert (row["target_state"], tuple(row[name] for name in names)) == (state, reached)
         assert row["joules_to_target"] is None
 
-
-class TestEnergy:
     @pytest.mark.parametrize("is_known", [True, False])
     def test_joules_of_all_ranks_are_added_if_no_epoch_lacks_them(self, study, epochs, is_known):
         others = [{"epoch": n, "train_s": 1.0 * n, "train_j": 2.0 * n} for n in (1, 2)]

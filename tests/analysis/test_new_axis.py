@@ -54,7 +54,7 @@ def rows_of(study):
     return to_rows(study.table)
 
 
-def test_summary_has_its_column_and_default_groups_differ_in_it_and_baselines_share_it(made):
+def test_summary_has_its_column_and_default_groups_and_recommendations_differ_in_it(made):
     assert str(made.table["dropout"].dtype) == "float64"
     assert sorted(made.table["dropout"]) == [0.0, 0.0, 0.5, 0.5]
     found = group_rows(rows_of(made))
@@ -62,6 +62,9 @@ def test_summary_has_its_column_and_default_groups_differ_in_it_and_baselines_sh
     assert [title_of(group.given).rpartition(", ")[2] for group in found] == ["dropout 0", "dropout 0.5"]
     speedups = {(row["world_size"], row["dropout"]): row["speedup"] for row in rows_of(made)}
     assert speedups == {(1, 0.0): 1, (1, 0.5): 1, (2, 0.0): 1, (2, 0.5): 1}
+    found = [(title_of(one.workload), one.choice.row["dropout"]) for one in recommend(made.table, made.cells)]
+    told = {title.rpartition(", ")[2]: dropout for title, dropout in found}
+    assert told == {"dropout 0": 0.0, "dropout 0.5": 0.5}
 
 
 def test_control_arm_shares_it(timed):
@@ -76,12 +79,6 @@ def test_cells_of_two_folders_match_by_it(made, make_study):
     matches, *_ = match_cells(rows_of(made), rows_of(other))
     assert len(matches) == 4
     assert all(match.a["dropout"] == match.b["dropout"] for match in matches)
-
-
-def test_it_makes_a_workload_of_its_own_to_recommend_for(made):
-    found = [(title_of(one.workload), one.choice.row["dropout"]) for one in recommend(made.table, made.cells)]
-    told = {title.rpartition(", ")[2]: dropout for title, dropout in found}
-    assert told == {"dropout 0": 0.0, "dropout 0.5": 0.5}
 
 
 def test_status_names_it_where_cells_differ_in_it(study, line):
@@ -121,7 +118,7 @@ def dropping(**changes):
     return [DroppingCell(**{**values_of(cell), **changes}) for cell in cells]
 
 
-def test_pruning_compares_cells_that_share_it():
+def test_pruning_compares_cells_that_share_it_which_at_its_default_keep_their_identity():
     (ring, tree), (ring_dropping, _) = dropping(), dropping(dropout=0.5)
     rows = [
         {"cell_id": cell.id, "iteration_s": s, "iteration_s_low": s, "iteration_s_high": s}
@@ -130,9 +127,6 @@ def test_pruning_compares_cells_that_share_it():
     cells = [ring, tree, ring_dropping]
     verdicts = judge(cells, rows, {cell.id: 1 for cell in cells})
     assert [verdict.keep for verdict in verdicts] == [True, False, True]
-
-
-def test_cells_at_its_default_keep_the_identity_that_they_had_without_it():
     plain, other = dropping()[0], dropping(dropout=0.5)[0]
     assert plain.id == Cell(**{key: value for key, value in values_of(plain).items() if key != "dropout"}).id
     assert other.id != plain.id

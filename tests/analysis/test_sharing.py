@@ -63,11 +63,17 @@ class TestRow:
         for row in (rows[4], rows_of(shared)[4]):
             assert {name: row[name] for name in TIMES} == dict.fromkeys(TIMES), "nor is one predicted"
 
-    def test_epochs_have_no_seconds(self, shared):
+    def test_epochs_have_no_seconds_sentences_speak_of_accuracy_and_comparisons_leave_them_out(self, shared):
         by_size = dict(iter(epoch_table(read_cells(shared.folder)).groupby("world_size")))
         assert by_size[4][["train_s", "train_j"]].isna().all(axis=None)
         assert by_size[2]["train_s"].tolist() == [10.0, 20.0]
         assert by_size[4]["test_accuracy"].tolist() == list(ACCURACIES)
+        said = " ".join(findings(shared.folder))
+        assert "2 of 2 combinations reached 95.0% in every repeat." in said
+        assert "4 workers on 2 GPUs: the accuracy holds for that many workers; times are left out" in said
+        side = Side.of([summary_table(shared.folder)], [read_cells(shared.folder)])
+        found = compare_sides(side, side)
+        assert ([one.match.a["world_size"] for one in found.cells], found.num_left_out) == ([2], 2)
 
 
 class TestSentences:
@@ -79,11 +85,6 @@ class TestSentences:
         (group,) = group_rows(list(to_rows(summary_table(study.folder))))
         (told,) = page_tables(group, [group])[0].remarks
         assert told == "ring on 4 workers: its 2 seeds reach the target after 2 to 2 epochs."
-
-    def test_they_speak_of_accuracy_and_say_that_there_is_no_time(self, shared):
-        said = " ".join(findings(shared.folder))
-        assert "2 of 2 combinations reached 95.0% in every repeat." in said
-        assert "4 workers on 2 GPUs: the accuracy holds for that many workers; times are left out" in said
 
     def test_nothing_is_said_where_nobody_shared(self, study, lines):
         study.add([[lines(1.0)]], kind="convergence", device="cuda")
@@ -112,11 +113,6 @@ class TestChoice:
             study.add_steps([[1.0 if name == "all_reduce" else 0.1] * 9] * 3, aggregator=name, **common)
         (found,) = recommend(summary_table(study.folder), read_cells(study.folder), "time")
         assert found.choice.row["aggregator"] == "one_bit"
-
-    def test_compare_leaves_them_out(self, shared):
-        side = Side.of([summary_table(shared.folder)], [read_cells(shared.folder)])
-        found = compare_sides(side, side)
-        assert ([one.match.a["world_size"] for one in found.cells], found.num_left_out) == ([2], 2)
 
     def test_compare_of_nothing_else_says_why(self, study, lines):
         study.add([[lines(1.0)] * 4], kind="convergence", device="cuda", world_size=4, workers_per_gpu=4)

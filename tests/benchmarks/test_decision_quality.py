@@ -13,9 +13,6 @@ PAGE = (ROOT / "docs" / "background" / "statistics.md").read_text(encoding="utf-
 
 PAIRS, CHOICES = {9: 30, 40: 12}, 20
 
-MORE = 2.5
-"""Standard errors by which a short run may miss a bound."""
-
 
 @pytest.fixture
 def quality(program):
@@ -29,7 +26,7 @@ def missed(rows):
     assert len(asked) > 1
     limit = asked.bound.str.split().str[-1].astype(float)
     beyond = asked.bound.str.startswith("at most").map({True: 1, False: -1}) * (asked.share - limit)
-    return asked[beyond > MORE * asked.standard_error]
+    return asked[beyond > 2.5 * asked.standard_error]
 
 
 @pytest.mark.parametrize(("noise", "num_cells", "launches"), [

@@ -103,11 +103,7 @@ def test_batch_of_tokens_has_a_target_a_token():
     assert int(inputs.max()) < 11
 
 
-def test_pilots_ascend_to_a_quarter():
-    assert (pilots(1), pilots(64), pilots(100)) == ([], [1, 4, 16], [1, 6, 25])
-
-
-def test_large_batch_is_not_tried_where_a_small_one_is_too_slow(clock, takes):
+def test_pilots_ascend_to_a_quarter_and_a_large_batch_is_not_tried_where_one_is_too_slow(clock, takes):
     made = []
 
     def make(batch):
@@ -118,6 +114,7 @@ def test_large_batch_is_not_tried_where_a_small_one_is_too_slow(clock, takes):
     with pytest.raises(LeftOutError, match=r"a step on 16 samples takes 1.6 s, one on 1,024 takes longer"):
         list(timed(make, 1024, CPU, budget))
     assert made == [1, 4, 16]
+    assert (pilots(1), pilots(64), pilots(100)) == ([], [1, 4, 16], [1, 6, 25])
 
 
 def test_batch_is_told_with_its_samples():

@@ -1,6 +1,7 @@
 """Products and convolutions by choice: the same result, settings put back, and processes of their own."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,6 +77,11 @@ class TestConvolutions:
         assert not torch.backends.mkldnn.enabled
         rows.close()
         assert torch.backends.mkldnn.enabled == before
+        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        with multiplying("float32", CPU):
+            assert not torch.backends.cuda.matmul.allow_tf32
+            assert not torch.backends.cudnn.allow_tf32
+        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
 
     def test_what_a_device_or_layer_has_not_is_left_out(self):
         with pytest.raises(LeftOutError, match="does not search"):
@@ -107,29 +113,21 @@ class TestApart:
         assert CAP_VARIABLE not in free
 
     @pytest.mark.processes
-    def test_process_of_its_own_gives_the_rows_of_every_layer_and_precision(self):
+    def test_process_of_its_own_gives_the_rows_of_every_layer_and_precision_or_its_last_lines(self):
         request = self.request_of(precisions=("float32", "tf32"))
         assert phases(measured_apart(request, "ResNet 3x3", "float32")) == ["step", "forward"]
         with pytest.raises(LeftOutError, match="TF32"):
             measured_apart(request, "ResNet 3x3", "tf32")
-
-    @pytest.mark.processes
-    def test_process_that_fails_tells_its_last_lines(self):
         with pytest.raises(RuntimeError, match=r"the measuring process failed:.*no-such-device"):
             measured_apart(self.request_of(device="no-such-device"), "ResNet 3x3", "float32")
 
     def test_one_process_serves_all_cells_of_a_request(self, monkeypatch):
-        calls = []
-
-        class Done:
-            returncode = 0
-            stderr = ""
-            stdout = "chatter\n" + json.dumps({"ResNet 3x3, float32": [{"phase": "step", "seconds": 1.0}]})
-
-        monkeypatch.setattr(convolutions.subprocess, "run", lambda *a, **k: calls.append(a) or Done())
+        told = json.dumps({"ResNet 3x3, float32": [{"phase": "step", "seconds": 1.0}]})
+        run = Mock(return_value=Mock(returncode=0, stderr="", stdout=f"chatter\n{told}"))
+        monkeypatch.setattr(convolutions.subprocess, "run", run)
         request = self.request_of(batch=3)
         first, second = (measured_apart(request, "ResNet 3x3", "float32") for _ in range(2))
-        assert (first, len(calls)) == (second, 1)
+        assert (first, run.call_count) == (second, 1)
 
 
 def test_no_point_is_twice_there_and_limits_are_for_the_gpu_alone_and_come_with_no_limit():
@@ -139,11 +137,3 @@ def test_no_point_is_twice_there_and_limits_are_for_the_gpu_alone_and_come_with_
     assert {p["workspace_cap"] for p in capped} == {"none", "1 MiB", "64 MiB"}
     assert {p["only_device"] for p in capped} == {"cuda"}
     assert not [p for p in KernelChoices(caps_mib=()).points() if p["choice"] == "older-interface"]
-
-
-def test_multiplying_puts_the_settings_back():
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    with multiplying("float32", CPU):
-        assert not torch.backends.cuda.matmul.allow_tf32
-        assert not torch.backends.cudnn.allow_tf32
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before

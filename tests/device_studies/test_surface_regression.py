@@ -107,7 +107,9 @@ class TestMeasure:
         assert {row["phase"] for row in rows if "phase" in row} == {"step"}
         assert not facts(rows, "rms_residual")
 
-    def test_without_a_compiler_compiling_is_left_out(self, monkeypatch):
+    def test_compiling_without_a_compiler_and_a_slow_loader_are_left_out_before_they_are_used(
+        self, monkeypatch
+    ):
         def fails(network):
             def forward(inputs):
                 raise OSError("no C++ compiler\nmore")
@@ -117,8 +119,6 @@ class TestMeasure:
         monkeypatch.setattr(surface_training.torch, "compile", fails)
         with pytest.raises(LeftOutError, match=r"torch.compile fails: OSError: no C\+\+ compiler$"):
             list(SurfaceRegression(**SMALL).measure(point(step="compiled"), CPU, SHORT))
-
-    def test_slow_loader_is_left_out_before_it_is_used(self, monkeypatch):
         times = iter([0.0, 3.0])
         monkeypatch.setattr(surface_training.time, "perf_counter", lambda: next(times))
         experiment = SurfaceRegression(sides=(100,), fit_side=6)
