@@ -303,13 +303,13 @@ def test_steps_that_were_predicted_before_they_were_trained_are_those_of_the_tab
     folder, program = RESULTS / "steps-to-target", loaded(BENCHMARKS / "steps_to_target.py")
     predicted = json.loads((folder / "prediction.json").read_text())
     epochs = pd.read_csv(folder / "epochs.csv")
-    names = {"MLP": "mlp(hidden=[128])", "GPT nano": "gpt(size=nano)"}
+    names = {"AlexNet-R": "alexnet-r", "MLP": "mlp(hidden=[128])", "GPT nano": "gpt(size=nano)"}
     rows = tables()["steps-to-target/epochs.csv"][1:]
-    assert len(rows) == 6
+    assert len(rows) == 10
     for workload, size, steps, guess, error, inside in rows:
         network, optimizer = workload.split(", ")
         name, batch = f"{names[network]}, {optimizer.lower()}", size.replace(",", "")
-        again = program.predictions(epochs, [256, 1024] if network == "MLP" else [64, 256, 1024])
+        again = program.predictions(epochs, [64, 256, 1024] if network == "GPT nano" else [256, 1024])
         one = program.batches(epochs[(epochs.model + ", " + epochs.optimizer) == name])[int(batch)]
         known = predicted[name]["steps"][batch]
         assert again[name]["steps"][batch] == pytest.approx(known, rel=0.001)

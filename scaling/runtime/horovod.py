@@ -104,8 +104,8 @@ class HorovodWorld:
         on_one_host = info.local_world_size == info.world_size
         if on_one_host and sys.platform == "linux":
             self._environ.setdefault("HOROVOD_GLOO_IFACE", "lo")
-        place = Place(socket.gethostname(), info.local_rank, info.local_world_size)
-        slots = slots_of([Place(*values) for values in self._workers.gather(tuple(place))])
+        place: tuple[str, int, int] = (socket.gethostname(), info.local_rank, info.local_world_size)
+        slots = slots_of([Place(*values) for values in self._workers.gather(place)])
         address = ""
         if info.rank == 0:
             # Kept until Horovod ends: the others may still be reading when this rank has started.
