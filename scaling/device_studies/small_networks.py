@@ -164,12 +164,20 @@ class SmallNetworks(Experiment):
     def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
         import torch
 
+        from scaling.device_studies.lstm_training import SequenceClassifier
         from scaling.device_studies.training_step import num_parameters, timed, training_step
+        from scaling.workloads.base import DataShape
+        from scaling.workloads.networks import build_mlp
 
+        inputs, width = point["inputs"], point["width"]
+        is_recurrent = point["network"] == "lstm"
+        size = (SEQUENCE_LENGTH, inputs) if is_recurrent else (inputs,)
         with device:
-            module = _network(point)
+            if is_recurrent:
+                module: torch.nn.Module = SequenceClassifier("fused", inputs, width, NUM_CLASSES)
+            else:
+                module = build_mlp(DataShape(size, NUM_CLASSES), [width] * point["depth"])
         yield from facts(parameters=num_parameters(module))
-        size = (SEQUENCE_LENGTH, point["inputs"]) if point["network"] == "lstm" else (point["inputs"],)
 
         def make(batch: int) -> Any:
             inputs = torch.randn(batch, *size, device=device)
@@ -177,16 +185,6 @@ class SmallNetworks(Experiment):
             return training_step(module, inputs, targets, captured=point["step"] == "captured")
 
         yield from timed(make, point["batch"], device, budget)
-
-
-def _network(point: Variables) -> Any:
-    from scaling.device_studies.lstm_training import SequenceClassifier
-    from scaling.workloads.base import DataShape
-    from scaling.workloads.networks import build_mlp
-
-    if point["network"] == "lstm":
-        return SequenceClassifier("fused", point["inputs"], point["width"], NUM_CLASSES)
-    return build_mlp(DataShape((point["inputs"],), NUM_CLASSES), [point["width"]] * point["depth"])
 
 
 def lstm_width(parameters: int) -> int:

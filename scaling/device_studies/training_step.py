@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +39,6 @@ def training_step(
     return capture(step) if captured else step
 
 
-def _replay(graph: torch.cuda.CUDAGraph, step: StepFunction) -> None:
-    """Keeps what the graph works on, too: it holds addresses, not tensors."""
-    graph.replay()
-
-
 def capture(step: StepFunction) -> StepFunction:
     """The step, which holds static tensors, as a CUDA graph: the same kernels, launched at once. Raises
     LeftOutError: it cannot be captured; torch.OutOfMemoryError: it does not fit."""
@@ -66,7 +60,12 @@ def capture(step: StepFunction) -> StepFunction:
             raise
         first_line = str(error).partition("\n")[0]
         raise LeftOutError(f"the step cannot be captured in a CUDA graph: {first_line}") from error
-    return partial(_replay, graph, step)
+
+    def replay(_: StepFunction = step) -> None:
+        """Keeps what the graph works on, too: it holds addresses, not tensors."""
+        graph.replay()
+
+    return replay
 
 
 def batch_of(shape: DataShape, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ No other study trains; pairs of seeds, their spread and its bound are neither ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -144,30 +144,28 @@ def tables(results: Results) -> Iterator[Table]:
         yield Table(title, STATISTIC, headings, rows, below, cells=ids)
 
 
-def _timed(results: Results) -> list[DeviceResult]:
-    """The implementations in float32 at the middle batch, device by device."""
+def _timed(results: Results) -> list[tuple[DeviceResult, float | None]]:
+    """The implementations in float32 at the middle batch, device by device, and how many times as long each
+    takes as the fused one there."""
     every = [cell for cell in results.where({"precision": "float32"}) if cell.estimate() is not None]
     batches = sorted({cell.point["batch"] for cell in every if not cell.fact(SCORES, "y")})
     timed = results.where({"batch": batches[len(batches) // 2 : len(batches) // 2 + 1]}, every)
-    return sorted(timed, key=lambda cell: cell.device)
-
-
-def _over_fused(timed: Sequence[DeviceResult], cell: DeviceResult) -> float | None:
-    fused = [other for other in timed if other.device == cell.device and name_of(other) == REFERENCE]
-    return cell.median() / fused[0].median() if fused else None
+    fused = {cell.device: cell.median() for cell in timed if name_of(cell) == REFERENCE}
+    ordered = sorted(timed, key=lambda cell: cell.device)
+    return [(cell, cell.median() / fused[cell.device] if cell.device in fused else None) for cell in ordered]
 
 
 def answer_table(results: Results) -> Table | None:
     texts = {(one.where, name): one.texts(name) for one in comparisons(results) for name in one.cells}
     timed = _timed(results)
     rows = []
-    for cell in timed:
-        times = milliseconds(cell.median()), number(_over_fused(timed, cell), 2)
+    for cell, over_fused in timed:
+        times = milliseconds(cell.median()), number(over_fused, 2)
         accuracies = texts.get((where(cell), name_of(cell)), [MISSING, MISSING])
         rows.append([ON[cell.device], cell.point["implementation"], *times, *accuracies])
     if not timed:
         return None
-    first, steps = timed[0].point, results.parameters["steps"]
+    first, steps = timed[0][0].point, results.parameters["steps"]
     what = f"{first['task']}, batch {first['batch']:,}, width {first['width']}"
     trained = f"after {steps} steps of width {results.parameters['accuracy_width']}"
     headings = ["on", "implementation", "ms a step", "x fused", "accuracy", "points"]
@@ -217,15 +215,15 @@ def answer(results: Results) -> Iterator[str]:
 
 
 def short(results: Results) -> str:
-    compared, timed = comparisons(results), _timed(results)
+    compared = comparisons(results)
     is_known = [one.noise is not None and len(one.cells) > 1 and REFERENCE in one.cells for one in compared]
     if not compared or not all(is_known):
         return ""
     answer = "Yes, in part." if any(one.beyond for one in compared) else "Not beyond chance."
     each = [
-        f"{number(times, 2)} times as long on the {ON[cell.device]}"
-        for cell in timed
-        if cell.point["implementation"] == "elementary" and (times := _over_fused(timed, cell))
+        f"{number(over_fused, 2)} times as long on the {ON[cell.device]}"
+        for cell, over_fused in _timed(results)
+        if cell.point["implementation"] == "elementary" and over_fused
     ]
     once = ", seen in one launch" if results.num_launches == 1 else ""
     return f"{answer} Elementary operations take {listed(each)} as the fused ones{once}." if each else answer

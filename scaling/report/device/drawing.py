@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -32,7 +32,6 @@ from scaling.report.figures.parts import (
 Floats = npt.NDArray[np.float64]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 ROW_HEIGHT = 2.3
-Panel = tuple[str, Panels, list[DeviceResult]]  # title, axis and cells
 
 
 def stacked(title: str, sizes: dict[str, int], row: float, room: float) -> tuple[Figure, list[Axes]]:
@@ -107,17 +106,13 @@ def points_of(
     return np.array(at, dtype=np.float64), values
 
 
-def panels_of(declared: Lines, results: Results) -> Iterator[Panel]:
-    for panel in declared.panels:
-        cells = results.where(panel.where)
-        groups = results.grouped(cells, *panel.by) if panel.by else {None: cells}
-        for same in groups.values():
-            if len(results.grouped(same, panel.x)) > (len(declared.panels) > 1 and not panel.by):
-                yield results.text(panel.title, same[0]), panel, same
-
-
 def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
-    panels = [*panels_of(declared, results)]
+    panels = [
+        (results.text(panel.title, same[0]), panel, same)
+        for panel in declared.panels
+        for same in results.grouped(results.where(panel.where), *panel.by).values()
+        if len(results.grouped(same, panel.x)) > (len(declared.panels) > 1 and not panel.by)
+    ]
     timed = [cell for _, panel, cells in panels for cell in cells if cell.estimate(panel.phase)]
     variants = [one for one in lines_of(declared, results) if results.where(one.where, timed)]
     if not variants or (declared.over_first and len(timed) < 2):

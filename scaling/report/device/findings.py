@@ -55,7 +55,7 @@ def ratios(
 
 def crossings(declared: BreakEven, results: Results) -> dict[str, dict[Any, Crossing | None]]:
     """Arm of the GPU, or "" for all threads -> value of `by` -> from where on it takes less time; without
-    `by` of all cells, under None."""
+    `by` of all cells, under ()."""
     firsts, than = [*(declared.first or results.gpu_arms)], declared.than
     if declared.threads:
         counts = sorted({cell.threads for cell in results.where(than)})
@@ -63,7 +63,7 @@ def crossings(declared: BreakEven, results: Results) -> dict[str, dict[Any, Cros
         is_said = len(counts) > 1 and not results.gpu_arms
         firsts = [Variant("", {**declared.than, "threads": counts[-1]})] if is_said else []
     cells = results.where(declared.where)
-    groups = results.grouped(cells, declared.by) if declared.by else {None: cells}
+    groups = results.grouped(cells, *([declared.by] if declared.by else []))
     return {
         first.name: {
             value: crossing(ratios(results, same, first.where, than, [declared.x]))

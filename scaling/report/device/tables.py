@@ -129,7 +129,7 @@ def _fastest_table(results: Results, declared: FastestRows) -> Table:
             MISSING if is_first else crossing_text(crossing(ratios(results, compared, *sides, [declared.x])))
         )
 
-    groups = results.grouped(results.cells, *declared.by).values() if declared.by else [results.cells]
+    groups = results.grouped(results.cells, *declared.by).values()
     headings = ["fastest", "ms", "±", "slowest", "ms", "x as long", f"less time than {results.label(first)}"]
     table = table_by(results, declared.title, declared.by, groups, headings, texts, declared.statistic)
     return without_empty_columns(table)
