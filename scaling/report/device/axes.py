@@ -7,7 +7,7 @@ is. Times, intervals and differences are those of the whole study.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -54,25 +54,8 @@ STATISTIC = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedResult(DeviceResult):
-    """A cell of a timing study, by its row of the summary; its point are the settings."""
-
-    row: Row = field(repr=False)
-
-    @property
-    def phases(self) -> list[str]:
-        return [] if self.row["iteration_s"] is None else [STEP]
-
-    def estimate(self, phase: str = STEP) -> Estimate | None:
-        if phase not in self.phases:
-            return None
-        names = ("iteration_s", "iteration_s_low", "iteration_s_high", "interval_method", "iterations")
-        value, low, high, method, number = (self.row[name] for name in names)
-        return Estimate(value, low, high, method, number, len(self.launches))
-
-    def fact(self, name: str, key: str = "value") -> Any:
-        return self.row["global_batch"] if name == SAMPLES else None
+ESTIMATE = ("iteration_s", "iteration_s_low", "iteration_s_high", "interval_method", "iterations", "repeats")
+FACTS = {SAMPLES: "global_batch", "world_size": "world_size"}
 
 
 class OverAxis(NamedTuple):
@@ -101,7 +84,7 @@ def over_axes(rows: Sequence[Row], scatter: StudyScatter) -> Iterator[OverAxis]:
                 yield OverAxis(axis, _results(axis, cells, one), one, untimed)
 
 
-def _cells(axis: str, todays: Sequence[Row], scatter: StudyScatter) -> tuple[list[TimedResult], list[Any]]:
+def _cells(axis: str, todays: Sequence[Row], scatter: StudyScatter) -> tuple[list[DeviceResult], list[Any]]:
     others = [name for name in SETTINGS if name not in (axis, "world_size")]
     kept: list[Row] = []
     untimed: set[Any] = set()
@@ -113,19 +96,20 @@ def _cells(axis: str, todays: Sequence[Row], scatter: StudyScatter) -> tuple[lis
             kept += values.values()
             untimed |= {row[axis] for row in same if row["world_size"] >= most and row["iteration_s"] is None}
     names = _differing(kept, axis)
-    cells = [
-        TimedResult(
-            row["cell_id"],
-            _point(row, axis, names),
-            row["device"],
-            row["threads"] or 0,
-            {repeat: [] for repeat in range(row["repeats"])},
-            scatters={STEP: scatter},
-            row=row,
-        )
-        for row in kept
-    ]
-    return cells, sorted(untimed - {None}, key=size_of)
+    return [_cell(row, axis, names, scatter) for row in kept], sorted(untimed - {None}, key=size_of)
+
+
+def _cell(row: Row, axis: str, others: Sequence[str], scatter: StudyScatter) -> DeviceResult:
+    """A cell of a timing study by its row of the summary; its point are the axis as it is, and other settings
+    as they are called: `4 GPUs`, `batch 64`."""
+    called = {**row, "world_size": workers_of(row), BATCH: f"batch {row[BATCH]:,}"}
+    called |= {name: COLUMNS[name].text(row[name]) for name in others if name in COLUMNS}
+    point = {axis: row[axis], **{name: called[name] for name in others}}
+    facts = [{"fact": fact, "value": row[name]} for fact, name in FACTS.items()]
+    known = {STEP: Estimate(*(row[name] for name in ESTIMATE))}
+    what = row["cell_id"], point, row["device"], row["threads"] or 0
+    launches = dict.fromkeys(range(row["repeats"]), facts)
+    return DeviceResult(*what, launches, scatters={STEP: scatter}, known=known)
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
@@ -140,13 +124,6 @@ def _differing(rows: Sequence[Row], axis: str) -> list[str]:
         if name != axis and len(finer) > len({tuple(row[one] for one in chosen) for row in rows}):
             chosen.append(name)
     return chosen
-
-
-def _point(row: Row, axis: str, others: Iterable[str]) -> dict[str, Any]:
-    """The axis as it is, the others as they are called: `4 GPUs`, `batch 64`."""
-    called = {**row, "world_size": workers_of(row), BATCH: f"batch {row[BATCH]:,}"}
-    called |= {name: COLUMNS[name].text(row[name]) for name in others if name in COLUMNS}
-    return {axis: row[axis], **{name: called[name] for name in others}}
 
 
 def _results(axis: str, cells: Sequence[DeviceResult], group: CellGroup | None) -> Results:

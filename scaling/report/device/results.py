@@ -51,6 +51,8 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class DeviceResult:
+    """A cell, a point on a device. `known`: estimates of phases that are not of its samples."""
+
     cell_id: str
     point: Mapping[str, Any]
     device: str
@@ -58,6 +60,7 @@ class DeviceResult:
     launches: Mapping[int, list[dict[str, Any]]]
     records: Sequence[RunRecord] = ()
     scatters: dict[str, StudyScatter] = field(default_factory=dict, repr=False)
+    known: Mapping[str, Estimate] = field(default_factory=dict)
 
     def value(self, name: str) -> Any:
         known = {"step": "eager", **self.point, "device": self.device, "threads": self.threads}
@@ -75,7 +78,7 @@ class DeviceResult:
 
     @cached_property
     def phases(self) -> list[str]:
-        return list(dict.fromkeys(row["phase"] for row in self._rows if "phase" in row))
+        return list(dict.fromkeys([*self.known, *(row["phase"] for row in self._rows if "phase" in row)]))
 
     def seconds(self, phase: str = STEP) -> dict[Hashable, list[float]]:
         launches: dict[Hashable, list[float]] = {
@@ -86,7 +89,8 @@ class DeviceResult:
 
     def estimate(self, phase: str = STEP) -> Estimate | None:
         launches = [*self.seconds(phase).values()]
-        return estimate_within(launches, self.scatters.get(phase), self.cell_id) if launches else None
+        made = estimate_within(launches, self.scatters.get(phase), self.cell_id) if launches else None
+        return self.known.get(phase, made)
 
     def median(self, phase: str = STEP) -> float:
         estimate = self.estimate(phase)

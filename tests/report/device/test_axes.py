@@ -36,7 +36,7 @@ def test_bucket_sizes_are_compared_on_the_most_workers(study):
     (one,) = found(study)
     assert (one.axis, one.group) == ("bucket_mb", groups_of(study)[0])
     expected = [(4.0, 4), (25.0, 4), (100.0, 4)]
-    assert [(cell.value("bucket_mb"), cell.row["world_size"]) for cell in one.results.cells] == expected
+    assert [(cell.value("bucket_mb"), cell.value("world_size")) for cell in one.results.cells] == expected
     (said,) = axis_sentences([one])
     assert said.startswith("Least time of a step by bucket size in MiB (mlp on synthetic,")
     assert (said.endswith(": 25."), drawn(study)) == (True, {"rate", "by-bucket_mb"})
@@ -64,7 +64,7 @@ def test_words_are_bars_in_their_order(study):
         for placement, step_s in (("pageable", 3.0), ("device", 1.0)):
             study.add_steps([[step_s / size]], world_size=size, input_placement=placement)
     (one,) = found(study)
-    shown = {cell.value("input_placement"): cell.row["iteration_s"] for cell in one.results.cells}
+    shown = {cell.value("input_placement"): cell.median() for cell in one.results.cells}
     assert list(shown.items()) == [("device", 0.5), ("pageable", 1.5)]
     (said,) = axis_sentences([one])
     assert said.endswith(": device (pageable 3.0 times as long) (seen in one launch).")
