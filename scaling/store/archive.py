@@ -33,8 +33,7 @@ from scaling.store.records import checked
 SAMPLES, RUNS = "samples.csv.gz", "runs.jsonl"
 OWN_COLUMNS = ("cell_id", "repeat", "attempt", "rank", "keys", "line")
 MEND_ARCHIVE = "restore both files of the archive from a copy; one of them alone holds no study"
-NUM_IDS = 4
-"""Columns that say which file a row belongs to."""
+NUM_IDS = 4  # columns that say which file a row belongs to
 
 
 @dataclass(frozen=True, order=True)

@@ -71,8 +71,7 @@ from scaling.store.run_samples import (
 from scaling.store.schemas import RunModel
 from scaling.store.upgrades import upgraded_lines
 
-ROOM_BYTES = 65_536
-"""More than a run's record takes."""
+ROOM_BYTES = 65_536  # more than a run's record takes
 
 
 class ResultsFolder:

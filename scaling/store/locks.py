@@ -16,8 +16,7 @@ from scaling.errors import StoreError
 from scaling.files.documents import DocumentError, UnreadableError, read_text
 from scaling.store.files import writing
 
-LOOK_S = 0.02
-"""Longer than a look at a lock takes."""
+LOOK_S = 0.02  # longer than a look at a lock takes
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from scaling.store.upgrades import upgraded
 SCHEMA_VERSION = 7  # what the ones before had: `scaling.store.upgrades`
 
 State = Literal["planned", "running", "done", "failed"]
-MAX_DEATHS = 2
-"""A run is tried again after a worker's death, and fails at this many."""
+MAX_DEATHS = 2  # a run is tried again after a worker's death, and fails at this many
 
 
 @dataclass

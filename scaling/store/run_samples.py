@@ -34,8 +34,7 @@ from scaling.store.files import (
 )
 from scaling.store.schemas import Count, Finite, OpenModel, Scalar, Seconds, Size, explain
 
-MAX_TEXT = 4096
-"""Bytes of an error or a note that a record and a table keep."""
+MAX_TEXT = 4096  # bytes of an error or a note that a record and a table keep
 
 
 def shortened(text: str) -> str:
@@ -93,8 +92,7 @@ def read_samples(
 
 
 Rank = Annotated[int, Field(ge=0, lt=LARGEST_WORLD)]
-Loss = Finite | None
-"""None where it was not finite, which JSON does not know."""
+Loss = Finite | None  # None where it was not finite, which JSON does not know
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None
 

@@ -27,8 +27,7 @@ from scaling.files.documents import line_of, shown_path
 from scaling.files.texts import clean
 from scaling.store.upgrades import RENAMED_KEYS
 
-MOST_PROBLEMS = 3
-"""That a message names."""
+MOST_PROBLEMS = 3  # that a message names
 
 Count = Annotated[int, Field(ge=0, lt=LARGEST_COUNT)]
 Size = Annotated[int, Field(ge=1, le=LARGEST_WORLD)]

@@ -30,11 +30,9 @@ from scaling.study.cell import ResolvedStudy
 from scaling.study.launches import Launch
 from scaling.study.run import ProgressListener, StudyRun
 
-SIDES = ("a", "b")
-"""Names of the folders, in the order in which `compare` takes them."""
+SIDES = ("a", "b")  # names of the folders, in the order in which `compare` takes them
 
-THIS = "this environment"
-"""What is recorded of the runs of A."""
+THIS = "this environment"  # what is recorded of the runs of A
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Protocol
 from scaling.axes import AXES, DEFAULTS, Role
 from scaling.training.learning_rate import Rule, Schedule
 
-TIMING_BATCHES = 4
-"""Different global batches that timed iterations take in turn."""
+TIMING_BATCHES = 4  # different global batches that timed iterations take in turn
 
 NO_PART_OF_THE_IDENTITY = frozenset(
     {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy", "keep_checkpoints"}

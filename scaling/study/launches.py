@@ -26,8 +26,7 @@ from topologies.detect_host import boot_id
 HANDED_OVER = "SCALING_LAUNCH"
 """Set by `scaling run`: the launch and its stall_timeout, so that workers need not resolve the study anew."""
 
-MOST_CHARACTERS = 100_000
-"""Of a variable; Linux takes 131,072. Workers of a longer one resolve the study."""
+MOST_CHARACTERS = 100_000  # of a variable; Linux takes 131,072. Workers of a longer one resolve the study.
 
 
 @dataclass(frozen=True)

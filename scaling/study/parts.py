@@ -73,8 +73,7 @@ def _bucket_tag(value: Any) -> str:
 SizeOrSizes = Annotated[
     Annotated[Size, Tag("size")] | Annotated[BucketSizes, Tag("sizes")], Discriminator(_bucket_tag)
 ]
-Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
-"""What torch's generators take."""
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]  # what torch's generators take
 
 Axis = BeforeValidator(as_list)
 

@@ -18,8 +18,7 @@ from scaling.training.compute import model_flops
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores
 
-BATCH = 2
-"""With which operations are counted."""
+BATCH = 2  # with which operations are counted
 
 
 def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:

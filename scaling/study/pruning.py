@@ -31,8 +31,7 @@ from scaling.study.variants import CLIPPING, DEFAULTS, OF_DDP
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 JUDGES = "others are judged by it"
-SET_UP_S = 0.5
-"""Of a cell, before its first step."""
+SET_UP_S = 0.5  # of a cell, before its first step
 
 
 @dataclass(frozen=True)

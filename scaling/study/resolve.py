@@ -16,8 +16,7 @@ from scaling.study.workloads import label
 MOST = {"cells": 20_000, "runs": 200_000}
 """Of a study. A run takes a second at least: these would take two days."""
 
-NO_AXES = frozenset({"workloads", "milestones"})
-"""Lists of a part that its cells do not differ in."""
+NO_AXES = frozenset({"workloads", "milestones"})  # lists of a part that its cells do not differ in
 
 
 def resolve(study: Study, machine: AvailableMachine) -> ResolvedStudy:

@@ -29,8 +29,7 @@ DATASET = "an imported table"
 GPUS = ("gpus", "num_gpus", "ngpus", "workers", "world_size", "ranks")
 RATES = ("images_per_sec", "images_per_s", "img_per_sec", "samples_per_sec", "samples_per_s", "throughput")
 REPEATS = ("seed", "run", "repeat")
-NUM_TENSORS = 32
-"""That a model is taken to have, all of a size, where only its number of parameters is known."""
+NUM_TENSORS = 32  # that a model is taken to have, all of a size, where only its number of parameters is known
 MAX_BYTES, MOST_LINES, MOST_GPUS = 1 << 20, 10_000, 4096
 
 

@@ -32,8 +32,7 @@ SHORTEST_S, LONGEST_S = 0.010, 0.030
 FIRST = {"cuda": 1024, "cpu": 64}
 SMALLEST, LARGEST = 16, 65536
 
-STEPS = 3
-"""That are timed, after one that is not; the shortest counts."""
+STEPS = 3  # that are timed, after one that is not; the shortest counts
 
 
 def trial_overrides(

@@ -24,8 +24,7 @@ from scaling.study.pruning import part_of_cells
 from scaling.study.schema import Study
 from scaling.study.variants import wraps_in_ddp
 
-PROBE_ITERATIONS = 10
-"""Unprofiled ones of the probe, which are not used."""
+PROBE_ITERATIONS = 10  # unprofiled ones of the probe, which are not used
 
 SCREENING_LAUNCHES, DECIDING_LAUNCHES = 2, 4
 """Of all candidates, and of the default with the fastest of them, at least: as many runs as three of two

@@ -37,8 +37,7 @@ _OF_NONE = {"momentum": 0.0, "nesterov": False}
 LOCAL_KEYS = ("outer_update", "outer_momentum", "outer_learning_rate")
 """Keys of local updates, besides `sync_every`."""
 
-CLIPPING = ("clip_norm", "clip_gradient")
-"""Keys that go with every optimizer."""
+CLIPPING = ("clip_norm", "clip_gradient")  # keys that go with every optimizer
 
 
 def precisions(part: TrainingPart, device: str) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """What the processes of a launch run, and what a zygote imports for them. Imports nothing itself."""
 
-WORKER = "scaling.worker"
-"""What each process of a launch runs."""
+WORKER = "scaling.worker"  # what each process of a launch runs
 
 IMPORTED_BEFORE_FORKS = (
     WORKER,

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 _BYTES, _MESSAGES = "wire_bytes_per_rank", "messages_per_rank"
-_VALUE_BYTES = 4
-"""Of version 1 gradients were float32."""
+_VALUE_BYTES = 4  # of version 1 gradients were float32
 
 _Count = Callable[[int, int], int]
 """(bytes as counted then, bytes of the gradient) -> bytes as counted today, on several ranks."""
@@ -117,8 +116,7 @@ def kernels_then(recorded: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
     return {"kernels": "torch"} if recorded and "kernels" in known.keys() - recorded else {}
 
 
-_RENAMED_PARTS = {"unsplit": "unprofiled", "split": "profiled"}
-"""Parts of the wall time of a run."""
+_RENAMED_PARTS = {"unsplit": "unprofiled", "split": "profiled"}  # parts of the wall time of a run
 
 
 def _with_new_parts(seconds: Mapping[str, Any], suffix: str) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from scaling.collectives.schedule import Schedule
 from scaling.collectives.tree import caffe_pairs, tree
 from scaling.errors import ScheduleError
 
-BYTES_PER_ELEMENT = 4
-"""Gradients were float32."""
+BYTES_PER_ELEMENT = 4  # gradients were float32
 
 NATIVE = ("all_reduce",)
 

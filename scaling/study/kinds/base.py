@@ -21,8 +21,7 @@ from scaling.study.parts import AnyPart
 if TYPE_CHECKING:
     from scaling.study.rank.context import RankSummary, RunContext
 
-START_UP_S = {"cpu": 2.0, "cuda": 5.0}
-"""What a launch is assumed to take before its first cell."""
+START_UP_S = {"cpu": 2.0, "cuda": 5.0}  # what a launch is assumed to take before its first cell
 
 
 PartT = TypeVar("PartT", bound=AnyPart)
@@ -60,11 +59,9 @@ class Kind(ABC, Generic[PartT, CellT]):
         return str(cell["kind"])
 
 
-OPERATIONS_PER_S = {"cpu": 2e10, "cuda": 3e13}
-"""Of a CPU core and of a GPU, in float32."""
+OPERATIONS_PER_S = {"cpu": 2e10, "cuda": 3e13}  # of a CPU core and of a GPU, in float32
 
-TENSOR_CORES_RATIO = 8.0
-"""How many times as many a GPU does in 16 bits."""
+TENSOR_CORES_RATIO = 8.0  # how many times as many a GPU does in 16 bits
 
 STEP_S = {"eager": 2e-3, "overlapped": 2e-3, "captured": 7e-4}
 TENSOR_S = {"eager": 8e-5, "overlapped": 8e-5, "captured": 2.5e-5}
@@ -73,8 +70,7 @@ TENSOR_S = {"eager": 8e-5, "overlapped": 8e-5, "captured": 2.5e-5}
 BYTES_PER_S = {"eager": 6e10, "overlapped": 2e11, "captured": 2e11}
 """Of a gradient between GPUs; some eager strategies go through host memory."""
 
-THROUGH_HOST_BYTES_PER_S = 1.2e10
-"""Of a gradient where workers share a GPU."""
+THROUGH_HOST_BYTES_PER_S = 1.2e10  # of a gradient where workers share a GPU
 
 BETWEEN_PROCESSES_BYTES_PER_S = 1e9
 
@@ -86,8 +82,7 @@ CHECK_S_PER_ELEMENT = 6e-8
 """Of each element of the parameters, in cells that exchange: 10 cells of GPT-2 small on two H200 took 7 to
 8 s longer than those of the control arm."""
 
-COMPILE_S = 17.0
-"""Of torch.compile: what 4 compiled cells of GPT-2 small took beyond others (1 to 32 s)."""
+COMPILE_S = 17.0  # of torch.compile: what 4 compiled cells of GPT-2 small took beyond others (1 to 32 s)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 
 ALL_THREADS = "all"
-NOT_VARIABLES = ("only_device", "threads")
-"""Keys of a point that say where it is measured."""
+NOT_VARIABLES = ("only_device", "threads")  # keys of a point that say where it is measured
 
 
 class DevicePart(AnyPart):
@@ -184,14 +183,11 @@ def _threads(point: Point, device: str, num_cores: int, gpu_threads: int) -> int
     return num_cores if threads == ALL_THREADS else int(threads)
 
 
-START_UP_S = 8.0
-"""Of a launch, until its first cell begins."""
+START_UP_S = 8.0  # of a launch, until its first cell begins
 
-FIRST_CELL_S = 5.0
-"""What the first cell of a launch takes longer."""
+FIRST_CELL_S = 5.0  # what the first cell of a launch takes longer
 
-WARM_UP_RATIO = 1.1
-"""Of the seconds of measuring, with the warm-up."""
+WARM_UP_RATIO = 1.1  # of the seconds of measuring, with the warm-up
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,13 @@ if TYPE_CHECKING:
     from scaling.study.rank.context import RankSummary, RunContext
     from scaling.study.workloads import ChosenWorkload
 
-USUAL_ITERATIONS = 100
-"""What reaching a precision goal is assumed to take."""
+USUAL_ITERATIONS = 100  # what reaching a precision goal is assumed to take
 
 FEWEST_LAUNCHES, FEWEST_PAIRS = 3, 4
 """From so many launches and A/A pairs on, offsets of cells are part of every interval
 (`scaling.analysis.study_scatter`)."""
 
-MOST_FURTHER_PAIRS = 1 / 3
-"""The part of a study's cells that pairs may add to those that it has anyhow."""
+MOST_FURTHER_PAIRS = 1 / 3  # the part of a study's cells that pairs may add to those that it has anyhow
 
 DEFAULT_LOADER_WORKERS = 2
 MIN_SECONDS_ON_GPU = 0.5

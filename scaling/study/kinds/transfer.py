@@ -24,8 +24,7 @@ from scaling.study.parts import AnyPart, Number, Part
 if TYPE_CHECKING:
     from scaling.study.rank.context import RankSummary, RunContext
 
-SLACK_RATIO = 1.2
-"""Of a cell's time: what its operations set up comes on top."""
+SLACK_RATIO = 1.2  # of a cell's time: what its operations set up comes on top
 
 
 class TransferPart(Part):

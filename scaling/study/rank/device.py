@@ -10,14 +10,11 @@ import torch
 
 from scaling.device_studies.base import Budget, LeftOutError, Point, create
 
-LEFT_OUT = "left_out"
-"""The fact that says why a point was not measured."""
+LEFT_OUT = "left_out"  # the fact that says why a point was not measured
 
-LOAD = "load_average"
-"""The fact with the host's processes that ran or waited to, in the minute before."""
+LOAD = "load_average"  # the fact with the host's processes that ran or waited to, in the minute before
 
-WRITE_EVERY = 500
-"""Rows that are kept in memory."""
+WRITE_EVERY = 500  # rows that are kept in memory
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 """What allocators say that raise nothing more special than a RuntimeError."""

@@ -175,8 +175,7 @@ def gradients_of(cell: Cell) -> GradientSettings:
 
 T = TypeVar("T")
 
-DIGEST_BYTES = 6
-"""A float64 holds whole numbers of so many bytes exactly."""
+DIGEST_BYTES = 6  # a float64 holds whole numbers of so many bytes exactly
 
 VALUES = 2**14
 """Elements of a tensor that are compared: another seed or another model shows in the first ones."""
