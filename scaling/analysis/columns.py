@@ -241,8 +241,7 @@ def _sortable(value: Any) -> tuple[int, float, str]:
 
 def to_table(rows: Iterable[Row]) -> pd.DataFrame:
     """Rows -> a table of `columns`, with their types; None becomes a missing value."""
-    table = pd.DataFrame(list(rows), columns=list(columns()), dtype=object)
-    return table.astype(columns())
+    return pd.DataFrame(list(rows), columns=list(columns()), dtype=object).astype(columns())
 
 
 def to_rows(table: pd.DataFrame) -> list[Row]:

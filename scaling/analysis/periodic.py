@@ -130,8 +130,7 @@ def long_firsts(launches: Sequence[IterationLaunch]) -> int | None:
         firsts += len(launch.blocks) - 1
     if firsts < FEWEST_EVENTS or in_firsts_s <= MOST_IN_FIRSTS * excess_s:
         return None
-    lengths = [length for launch in launches for length in np.diff(launch.blocks)]
-    return int(np.median(lengths))
+    return int(np.median([length for launch in launches for length in np.diff(launch.blocks)]))
 
 
 def slow_place(

@@ -137,8 +137,7 @@ def _bucket(launches: Sequence[IterationLaunch], rank: int) -> tuple[int | None,
     counts = {len(rank_spans) for step in pieces for rank_spans in step}
     if len(counts) != 1 or (count := counts.pop()) < 2:
         return None, 0
-    excess = _usual_excess_s([np.array(pieces)])[0, rank]
-    return int(excess.argmax()), count - 1
+    return int(_usual_excess_s([np.array(pieces)])[0, rank].argmax()), count - 1
 
 
 def _backward_pieces_s(step: RankStep) -> list[float]:

@@ -65,8 +65,7 @@ def rate_of(steps_s: Floats, starts_s: Floats | None, blocks: Sequence[int]) -> 
 
 
 def blocks_of_lengths(lengths: Sequence[int], num_steps: int) -> tuple[int, ...]:
-    starts = np.cumsum([0, *lengths[:-1]])
-    return tuple(int(start) for start in starts if start < num_steps)
+    return tuple(int(start) for start in np.cumsum([0, *lengths[:-1]]) if start < num_steps)
 
 
 def blocks_by_rule(steps_s: Floats, starts_s: Floats | None) -> tuple[int, ...]:

@@ -336,8 +336,7 @@ def _efficient(
     peers = Peers(cells.values())
     for candidate in candidates:
         efficiency = candidate.row["parallel_efficiency"]
-        cell = cells[candidate.cell_id]
-        baseline = peers.baseline_of(cell)
+        baseline = peers.baseline_of(cells[candidate.cell_id])
         if efficiency is None or baseline is None:
             excluded.append(Excluded(candidate.name, candidate.name, Finding("no_efficiency")))
             continue

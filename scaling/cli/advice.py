@@ -12,6 +12,7 @@ import typer
 from typer import Argument, Option
 
 from scaling.cli.options import AsJson, Folder
+from scaling.errors import ScalingError
 
 
 def explain(
@@ -31,7 +32,6 @@ def explain(
     from scaling.analysis.explain import explained
     from scaling.analysis.explain_view import Known
     from scaling.analysis.summary import notes_of, read_study
-    from scaling.errors import ScalingError
     from scaling.report.advice_text import as_dict, choose, details, overview
     from scaling.report.content import study_answer
     from scaling.report.terminal import folded_answer
@@ -97,7 +97,6 @@ def recommend(
     from scaling.analysis.objectives import TARGET
     from scaling.analysis.recommend import recommend as find
     from scaling.analysis.summary import read_study
-    from scaling.errors import ScalingError
     from scaling.report.advice_text import lines_of, plan_as_dict, plan_lines, recommendation_as_dict
     from scaling.report.content import study_answer
     from scaling.report.terminal import folded_answer

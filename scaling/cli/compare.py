@@ -11,6 +11,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from scaling.cli.options import AsJson
+from scaling.errors import ScalingError
 
 if TYPE_CHECKING:
     from scaling.analysis.comparison import Comparison, Gate
@@ -60,7 +61,6 @@ def compare(
     """
     from scaling.analysis.compare import compare as compare_folders
     from scaling.analysis.comparison import parse_gate
-    from scaling.errors import ScalingError
     from scaling.report.compare_text import comparison_as_dict
     from scaling.store import ResultsFolder
 

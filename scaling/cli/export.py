@@ -10,6 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from scaling.cli.options import Folder, note
+from scaling.errors import ScalingError
 
 
 def export(
@@ -42,7 +43,6 @@ def export(
     """
     from scaling.analysis.columns import to_rows
     from scaling.analysis.summary import read_study
-    from scaling.errors import ScalingError
     from scaling.report.advice_text import choose
     from scaling.report.exports import FILES, FORMATS
     from scaling.store import ResultsFolder

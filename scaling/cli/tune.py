@@ -14,6 +14,7 @@ from typer import Option
 
 from scaling.cli.options import Out, Overrides, StudyArgument, note
 from scaling.cli.run import measured
+from scaling.errors import ScalingError
 from scaling.files.texts import folded
 
 if TYPE_CHECKING:
@@ -135,7 +136,6 @@ class _Model:
     def of(cls, probed: Sequence[CellResult]) -> _Model:
         from scaling.analysis.tuned import bucket_times
         from scaling.bucket import DDP_BUCKETS_MB
-        from scaling.errors import ScalingError
         from scaling.prediction.buckets import ExchangeCurve, Gradients, of_default
 
         if any(";" in str(record.summary.get("tensor_shapes")) for cell in probed for record in cell.done):

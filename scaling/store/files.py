@@ -272,8 +272,7 @@ _SAMPLES = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl(\.gz)?", re.ASCII)
 
 def sample_files(run: Path) -> list[Path]:
     """Those of a run's folder, by rank, compressed or not."""
-    files = [path for path in listed(run) if _SAMPLES.fullmatch(path.name)]
-    return sorted(files, key=rank_of)
+    return sorted((path for path in listed(run) if _SAMPLES.fullmatch(path.name)), key=rank_of)
 
 
 def rank_of(samples: Path) -> int:

@@ -46,8 +46,7 @@ def now() -> str:
 
 def read_run(path: Path) -> RunRecord:
     """A record from `<cell_id>/<repeat>/run.json`. Raises StoreError: it is damaged, or of another run."""
-    text = text_of(path, MEND)
-    record = record_from(checked(text, path, numbered=True))
+    record = record_from(checked(text_of(path, MEND), path, numbered=True))
     if (record.cell_id, str(record.repeat)) != path.parts[-3:-1]:
         raise StoreError(f"{path} is of run {record.cell_id}/{record.repeat}, not of its folder; {MEND}")
     return record

@@ -105,8 +105,7 @@ def run_campaign(a: StudyRun, b: StudyRun, campaign: Campaign) -> None:
 
 def other_goes_first(study: str, launch: Launch) -> bool:
     """Whether B's launch comes before A's: drawn for even repeats, the other way in the odd one after it."""
-    block = launch.repeat // 2
-    drawn = random.Random(f"{study} {block} {launch.settings}").random() < 0.5
+    drawn = random.Random(f"{study} {launch.repeat // 2} {launch.settings}").random() < 0.5
     return drawn != bool(launch.repeat % 2)
 
 

@@ -200,8 +200,7 @@ class CommandTimes:
         """The launches are over, and the report begins."""
         self._report_began = time.monotonic()
         known_s = sum(self._parts.values()) + _launched_s(self._launched) - self._before_s
-        gaps_s = max(0.0, self._report_began - self._started - known_s)
-        self._parts["gaps_s"] = gaps_s
+        self._parts["gaps_s"] = max(0.0, self._report_began - self._started - known_s)
 
     def write(self) -> None:
         """Writes launches/command-<number>.json, with the report's time as far as it has come."""

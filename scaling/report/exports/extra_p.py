@@ -114,8 +114,7 @@ def _name(cell: CellResult, parts: Sequence[Axis]) -> str:
 def _common_sizes(regions: Mapping[str, Region]) -> list[int]:
     """The set of world sizes that most regions with several have; of equally many, the larger set."""
     counted = Counter(tuple(sorted(region)) for region in regions.values() if len(region) > 1)
-    best = max(counted, key=lambda sizes: (counted[sizes], len(sizes)), default=())
-    return list(best)
+    return list(max(counted, key=lambda sizes: (counted[sizes], len(sizes)), default=()))
 
 
 def _metrics(region: Region, sizes: Sequence[int]) -> dict[str, list[list[float]]]:

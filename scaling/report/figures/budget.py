@@ -118,8 +118,7 @@ def axis_end_ms(bars: Sequence[BudgetBar]) -> float:
     ends = [max(sum(bar.parts_ms.values()), bar.iteration_ms) for bar in bars]
     whole = [end for end in ends if end <= BROKEN_RATIO * statistics.median(ends)]
     # A t interval of scattered launches may be several times as long as the iteration: cut it, not the bars.
-    room = 1.03 if len(whole) == len(ends) else 1.25
-    return room * max(whole)
+    return (1.03 if len(whole) == len(ends) else 1.25) * max(whole)
 
 
 def _break(axes: Axes, place: float, bar: BudgetBar) -> None:

@@ -170,8 +170,7 @@ def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
     longest = max(len(line) for label in labels for line in label.split("\n"))
     most_lines = max(label.count("\n") + 1 for label in labels)
     below = longest * CHARACTER_WIDTH * math.sin(angle) + most_lines * LINE_HEIGHT * math.cos(angle)
-    height = 0.8 + ROW_HEIGHT * len(links) + below
-    figure, axes = one_plot(title, height, WIDTH)
+    figure, axes = one_plot(title, 0.8 + ROW_HEIGHT * len(links) + below, WIDTH)
     shares = np.array([[use[link].utilisation if link in use else 0.0 for use in uses] for link in links])
     image = axes.imshow(shares, vmin=0, vmax=1, extent=(0, len(cells), len(links), 0), **_MAP)
     for column, (cell, by_link) in enumerate(zip(cells, uses, strict=True)):

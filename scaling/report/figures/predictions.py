@@ -93,8 +93,7 @@ def draw_predictions(title: str, points: Sequence[PredictedPoint], looks: Looks)
     networks = list(dict.fromkeys(point.network for point in points))
     columns = min(len(networks), MOST_COLUMNS)
     rows = -(-len(networks) // columns)
-    side = WIDTH / columns
-    figure = new_figure(title, 1.2 + rows * min(side, 0.75 * WIDTH))
+    figure = new_figure(title, 1.2 + rows * min(WIDTH / columns, 0.75 * WIDTH))
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, network in zip(panels, networks, strict=False):
         _draw_panel(axes, network, [point for point in points if point.network == network], looks)

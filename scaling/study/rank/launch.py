@@ -158,8 +158,7 @@ def run_launch(
             any_failed = True
             say(info, f"    failed: {outcome.reason}")
         if not outcome.can_go_on:
-            message = "a rank did not leave the failed cell in order; the launch is given up"
-            say_line(message)
+            say_line("a rank did not leave the failed cell in order; the launch is given up")
             heartbeat.leave()
             os._exit(EXIT_GIVEN_UP)  # pending operations would keep an orderly exit waiting
     workers.close()

@@ -42,8 +42,7 @@ class Loaded:
         if key not in self._data:
             if len(self._data) >= MAX_LOADED:
                 self._data.clear()
-            loaded = dataset.load(shape, needed, cell.seed)
-            self._data[key] = self._placed(loaded)
+            self._data[key] = self._placed(dataset.load(shape, needed, cell.seed))
         return self._data[key]
 
     def begin_cell(self) -> None:
