@@ -91,7 +91,9 @@ def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
     are_campaigns = min(len(a.rows), len(b.rows)) > 1
     scatters = [scatter_of(cells) for side in (a, b) for cells in side.cells]
     serial = serial_correlation([] if are_campaigns else [logs for one in scatters for logs in one.logs])
-    offset = _offset(a, b, scatters, are_campaigns=are_campaigns)
+    # Of a cell's ratio between two campaigns of equal conditions; the scatter of campaigns includes it.
+    variance, degrees = offset_variance([pair for scatter in scatters for pair in scatter.pairs])
+    offset = (0.0, 0.0) if are_campaigns else (variance * (1 / len(a.rows) + 1 / len(b.rows)), degrees)
     is_paired = not are_campaigns and _took_turns(a, b)
     if is_paired:  # what both sides' launches share cancels
         serial = replace(serial, shared=0.0)
@@ -168,15 +170,6 @@ def _took_turns(a: Side, b: Side) -> bool:
         for side in (a, b)
     ]
     return len(a.rows) == len(b.rows) == 1 and ids[0] == ids[1] and len(ids[0]) == 1
-
-
-def _offset(
-    a: Side, b: Side, scatters: Sequence[StudyScatter], *, are_campaigns: bool
-) -> tuple[float, float]:
-    """Variance of a cell's ratio between two campaigns of equal conditions, by all folders' A/A pairs, with
-    its degrees of freedom. Where the values are campaigns, their scatter includes it."""
-    variance, degrees = offset_variance([pair for scatter in scatters for pair in scatter.pairs])
-    return (0.0, 0.0) if are_campaigns else (variance * (1 / len(a.rows) + 1 / len(b.rows)), degrees)
 
 
 def _campaigns(a: Sequence[CellTimes], b: Sequence[CellTimes], design: Design) -> Campaigns:

@@ -334,9 +334,6 @@ def learning_plans(
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
     timed = [row for row in usable if row["kind"] == "iteration" and row["iteration_s"]]
 
-    def is_large(row: Row) -> bool:
-        return bool((row["memory_peak_bytes"] or math.inf) > max_memory_bytes)
-
     def loses(row: Row) -> bool:
         return bool(row["world_size"] > 1 and is_lossy(cells[row["cell_id"]]))
 
@@ -365,7 +362,8 @@ def learning_plans(
         augmented = ("none", _augmentation(first))
         same_step = [row for row in same_step if _augmentation(row) in augmented]
         shared = [row for row in same_step if columns.shares_gpus(row)]
-        large = [row for row in same_step if is_large(row) and row not in shared]
+        large = [row for row in same_step if (row["memory_peak_bytes"] or math.inf) > max_memory_bytes]
+        large = [row for row in large if row not in shared]
         same_step = [row for row in same_step if row not in shared and row not in large]
 
         def by_time(row: Row, own: str = augmented[1]) -> tuple[bool, float]:

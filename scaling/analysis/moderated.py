@@ -209,7 +209,10 @@ def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | Non
     for index in sorted(set(range(len(families))) - set(few)):
         logs = families[index]
         within = moderated(variances_within_launches(logs), floors[index])
-        scatters[index] = Scatter(within, _with_own_common(within, common_variance(logs, within)))
+        common = common_variance(logs, within)
+        total = with_common(within, common)  # step 5: what both know counts once
+        degrees = np.minimum(total.degrees, np.maximum(within.degrees, common[1]))
+        scatters[index] = Scatter(within, replace(total, degrees=degrees))
     if few:
         floor = np.concatenate([floors[index] for index in few])
         totals = moderated(_joined([own_variances(families[index]) for index in few]), floor)
@@ -267,12 +270,6 @@ def with_common(within: Variances, common: tuple[float, float]) -> Variances:
     known, total = within.degrees > 0, within.values + shared
     below = within.values**2 / np.where(known, within.degrees, 1.0) + shared**2 / shared_degrees
     return replace(within, values=total, degrees=np.where(known, total**2 / below, 0.0))
-
-
-def _with_own_common(within: Variances, common: tuple[float, float]) -> Variances:
-    """Step 5, of what the same launches have in common: what both know counts once."""
-    total = with_common(within, common)
-    return replace(total, degrees=np.minimum(total.degrees, np.maximum(within.degrees, common[1])))
 
 
 @dataclass(frozen=True)

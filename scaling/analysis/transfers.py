@@ -171,8 +171,8 @@ def transfers_csv(study: str, results: Iterable[TransferResult]) -> str:
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(COLUMNS)
     for row in transfer_rows(results):
-        values = {"study": study, **row}
-        writer.writerow([safe_cell(_field(values[name])) for name in COLUMNS])
+        values = map({"study": study, **row}.__getitem__, COLUMNS)
+        writer.writerow([f"{one:.7g}" if isinstance(one, float) else safe_cell(one) for one in values])
     return text.getvalue()
 
 
@@ -224,12 +224,6 @@ def _line(series: OneSeries) -> dict[str, Any]:
         "line_worst_error": fit.worst_error_ratio,
         "line_worst_error_bytes": fit.worst_error_bytes,
     }
-
-
-def _field(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"{value:.7g}" if isinstance(value, float) else value
 
 
 def machine_text(results: Sequence[TransferResult]) -> str | None:

@@ -48,7 +48,8 @@ def _prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> No
         if not recorded <= cells and not cells <= recorded:
             raise StoreError(_other_study(folder, description))
         require_same(folder.environment(), environment, folder.path)
-        if _runs_left(folder, resolved):
+        over = {(run.cell_id, run.repeat) for run in folder.runs() if run.state in ("done", "failed")}
+        if any((key, one) not in over for key in resolved.cells for one in range(resolved.repeats[key])):
             folder.refuse_archived()
     datasets = {cell.dataset_label: cell for cell in resolved.trained}
     for dataset in datasets.values():
@@ -61,15 +62,6 @@ def _prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> No
     for cell_id, cell in resolved.cells.items():
         for repeat in range(resolved.repeats[cell_id]):
             folder.plan_run(cell_id, repeat, cell.to_dict())
-
-
-def _runs_left(folder: ResultsFolder, resolved: ResolvedStudy) -> bool:
-    over = {(run.cell_id, run.repeat) for run in folder.runs() if run.state in ("done", "failed")}
-    return any(
-        (cell_id, repeat) not in over
-        for cell_id in resolved.cells
-        for repeat in range(resolved.repeats[cell_id])
-    )
 
 
 def check_settings(resolved: ResolvedStudy, environ: Mapping[str, str]) -> None:

@@ -78,7 +78,8 @@ def variants(
 def optimizers_of(workload: Workload, part: TrainingPart) -> list[dict[str, Any]]:
     """The fields of `Cell` of each optimizer, and what it clips. Raises StudyError."""
     clip_norm = chosen("clip_norm", workload, part)
-    clipping = {"clip_norm": clip_norm, "clip_gradient": clip_norm and clipped_gradient(workload, part)}
+    clipped = chosen("clip_gradient", workload, part, "mean")
+    clipping = {"clip_norm": clip_norm, "clip_gradient": clip_norm and clipped}
     return [{**optimizer_fields(name, workload, part), **clipping} for name in part.optimizer]
 
 
@@ -101,11 +102,6 @@ def check_optimizer_keys(workload: Workload, part: TrainingPart, where: str) -> 
                 f"{where}{key} belongs to optimizer: {' or '.join(owners)}, and the part has "
                 f"{', '.join(part.optimizer)}; leave it out"
             )
-
-
-def clipped_gradient(workload: Workload, part: TrainingPart) -> str:
-    """Which gradient is clipped; of a lossy aggregator the study has to name it."""
-    return str(chosen("clip_gradient", workload, part, "mean"))
 
 
 def wires(part: TrainingPart, aggregator: Aggregator[Any]) -> list[str | None]:

@@ -37,7 +37,10 @@ def chrome_trace(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator
             "unless they were measured before start_s was recorded; run them again"
         )
     first = min(event["ts"] for event in events)
-    yield f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(_other_data(cells))},'
+    records = (record for cell in cells for record in cell.done)
+    of_ranks = (value for record in records for value in record.summary.get("clock_uncertainty_s") or [])
+    about = {"clock_uncertainty_s": max((float(one) for one in of_ranks if one is not None), default=None)}
+    yield f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)},'
     yield '"traceEvents": ['
     for event in _names(events):
         yield json.dumps(event) + ","
@@ -93,15 +96,3 @@ def _names(events: Sequence[Event]) -> Iterator[Event]:
         for lane, tid in {**STREAMS, "other": OTHER_STREAM}.items():
             if any(event["pid"] == rank and event["tid"] == tid for event in events):
                 yield {"name": "thread_name", "ph": "M", "pid": rank, "tid": tid, "args": {"name": lane}}
-
-
-def _other_data(cells: Sequence[CellResult]) -> dict[str, Any]:
-    """The largest uncertainty of a rank's clock, over all runs."""
-    known = [
-        float(value)
-        for cell in cells
-        for record in cell.done
-        for value in record.summary.get("clock_uncertainty_s") or []
-        if value is not None
-    ]
-    return {"clock_uncertainty_s": max(known, default=None)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,9 @@ Region = dict[int, CellResult]
 def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
     """The lines of the file. Raises ScalingError: there is no timing of two world sizes."""
     regions = _regions([cell for cell in cells if cell.launches and not cell.cell.get("aa_replicate")])
-    sizes = _common_sizes(regions)
+    counted = Counter(tuple(sorted(region)) for region in regions.values() if len(region) > 1)
+    # Those that most regions with several have; of equally many, the larger set.
+    sizes = list(max(counted, key=lambda sizes: (counted[sizes], len(sizes)), default=()))
     complete = {name: region for name, region in regions.items() if set(sizes) <= set(region)}
     if len(sizes) < 2:
         raise ScalingError(
@@ -109,12 +111,6 @@ def _text(cell: CellResult, variable: Axis) -> str:
 
 def _name(cell: CellResult, parts: Sequence[Axis]) -> str:
     return "->".join(re.sub(r"\s|->", "_", _text(cell, part)) for part in parts)
-
-
-def _common_sizes(regions: Mapping[str, Region]) -> list[int]:
-    """The set of world sizes that most regions with several have; of equally many, the larger set."""
-    counted = Counter(tuple(sorted(region)) for region in regions.values() if len(region) > 1)
-    return list(max(counted, key=lambda sizes: (counted[sizes], len(sizes)), default=()))
 
 
 def _metrics(region: Region, sizes: Sequence[int]) -> dict[str, list[list[float]]]:
