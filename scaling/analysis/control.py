@@ -99,10 +99,8 @@ def is_baseline_of(other: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
 
 def control_labels(cell: Mapping[str, Any]) -> list[str]:
     """The labels of aggregators that can be the cell's control arm, the best first; none for a control arm.
-
-    In the step overlapped, all-reduce takes the path of DistributedDataParallel itself, and every other
-    aggregator is a hook written in Python: the control arm takes the same path.
-    """
+    Overlapped, all-reduce takes DistributedDataParallel's own path, others that of a Python hook: so does
+    their arm."""
     label = cell.get("aggregator_label") or cell["aggregator"]
     if aggregator_name(label) in CONTROL_ARMS:
         return []
@@ -115,11 +113,9 @@ def control_labels(cell: Mapping[str, Any]) -> list[str]:
 def exposed_check(
     arm: Row, control: Row, difference: Difference, differing_s: Callable[[], Mapping[str, float]]
 ) -> Finding | None:
-    """Whether the two estimates of a cell's exposed time agree: `exposed_times_agree`,
-    `exposed_times_unresolved` where the difference (of the arm's typical step from the control arm's) is
-    known too coarsely, or `exposed_times_differ` with both times and what that comes from; None where one
-    does not exist. `differing_s`: budget's columns -> by how much the arm has more, where the launches show
-    it."""
+    """Whether a cell's two estimates of exposed time agree (`exposed_times_agree`, `exposed_times_unresolved`
+    or `exposed_times_differ`), with both times and the cause, if it has both. `differing_s`: budget's columns
+    -> by how much the arm has more."""
     by_intervals, by_difference = arm["exchange_overhead_s"], arm["exposed_by_difference_s"]
     if by_intervals is None or by_difference is None:
         return None
@@ -142,11 +138,8 @@ def exposed_check(
 
 
 def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) -> dict[str, float]:
-    """Budget columns -> the seconds that the arm takes more, where common launches show a difference.
-
-    A column is compared as the time of the control arm's step in which this column alone is another cell's.
-    Cells with the same control arm tell how it scatters.
-    """
+    """Budget columns -> the seconds that the arm takes more, where common launches show a difference; cells
+    with the same control arm tell how it scatters."""
     family = [control, *peers.arms_of(control)]
     budgets = {
         cell.cell_id: {
@@ -180,10 +173,8 @@ def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) 
 
 
 def _explanation(gap_s: float, arm: Row, control: Row, differing_s: Mapping[str, float]) -> dict[str, Any]:
-    """The cause of a difference of `gap_s` that the intervals do not explain, if half of it can be explained;
-    of an unknown cause the phase that differs most. The difference is of unprofiled iterations: what
-    computation adds during the exchange is in it, and what profiling adds is not. `seconds` are more than the
-    control arm's."""
+    """The cause of half or more of a difference of `gap_s` that the intervals do not explain, or the phase
+    that differs most. `seconds`: what the arm takes more than the control arm, unprofiled."""
     enough_s = abs(gap_s) / 2
     # A hook that exchanges nothing takes time too: by intervals it is exposed, by difference it cancels.
     shared_s = control["exchange_overhead_s"] or 0.0

@@ -181,11 +181,9 @@ def differing_settings(rows: Iterable[Row]) -> Differing:
 
 
 def settings_to_name(family: Sequence[Row], differing: Differing) -> dict[str, Any]:
-    """What a title says of a family besides `given_of`: settings that all its cells share, by axis.
-
-    Of a workload those that are not the default, or in which other cells of this kind, model and data set
-    differ (`differing_settings`); of what may be chosen those of which both hold.
-    """
+    """What a title says of a family besides `given_of`: settings that all its cells share and that are not
+    the default, or in which other cells of this kind, model and data set differ; of what may be chosen,
+    both."""
     of_model = differing[_of_model(family[0])]
     named: dict[str, Any] = {}
     for axis in with_columns(_NAMED):
@@ -217,12 +215,9 @@ def _slug(row: Row, further: Sequence[tuple[Axis, Any]]) -> str:
 
 
 def main_variant(group: CellGroup, label: str) -> list[Row]:
-    """The rows of one aggregator with one bucket size, wire format and input placement, one a world size.
-
-    Of several placements the first that it has (`device` if there), then of several bucket sizes and wire
-    formats the one that is fastest at the largest world size; one worker may have none of these. Of a script
-    of the user's: unchanged, on one worker, and without exchange.
-    """
+    """The rows of one aggregator with one bucket size, wire format and input placement, one a world size: of
+    several placements the first, then the fastest at the largest world size. Of a script: unchanged, on one
+    worker, and without exchange."""
     rows = [row for row in group.rows if row["aggregator"] == label]
     rows = [row for row in rows if is_unchanged(row) or row["arm"] in ("one_worker", "no_exchange")] or rows
     placements = dict.fromkeys(map(_placement, rows))

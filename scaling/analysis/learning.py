@@ -199,12 +199,9 @@ def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for all seeds of a combination: means of accuracies, medians of the rest, and the 95% interval
-    of the seconds to the target, the widest of the noise scale; one seed's row is unchanged.
-
-    A value that one seed lacks is missing; the state is that of the seed that is furthest from done, and
-    repeats and those done are summed.
-    """
+    """One row for all seeds of a combination: means of accuracies, medians of the rest, missing where one
+    seed lacks it, and the widest interval; the state is that of the seed furthest from done. One seed's row
+    is unchanged."""
     families = by_key(rows, family_key)
     return [family[0] if len(family) == 1 else _merged(family) for family in families.values()]
 

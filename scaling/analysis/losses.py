@@ -26,13 +26,9 @@ def single_like(row: Row, singles: Sequence[Candidate]) -> Candidate | None:
 
 
 def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | None) -> dict[str, Any] | None:
-    """What a step takes beyond that of an ideal speedup: what the exchange adds, and the rest.
-
-    Of the choice; where that is one worker, of the fastest one with several. The exchange is the difference
-    to the control arm; `exchange_range_s` has the exposed time of the profiled steps too, where the check
-    does not find that both agree. `bytes_per_s` is the rate of `communication_s`; `shares` are of the step.
-    None where less than LEAST_LOSS is lost, or a rule names the cause.
-    """
+    """What a step takes beyond that of an ideal speedup, by the control arm: what the exchange adds
+    (`exchange_range_s`: with the exposed time, where the two differ), and the rest; of the choice, or of the
+    fastest with several workers. None where less than LEAST_LOSS is lost, or a rule names the cause."""
     row = choice.row
     if row["world_size"] == 1:
         several = [other.row for other in others if other.row["world_size"] > 1]

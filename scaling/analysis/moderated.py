@@ -120,11 +120,9 @@ def variances_within_launches(logs: FloatArray) -> Variances:
 
 
 def steadiness(logs: FloatArray) -> FloatArray:
-    """Each cell's weight in what the cells of a launch share, [cell]: 1 over a standard deviation.
-
-    It is that of its differences from the other cells with which it scatters least (STEADIEST): what all
-    share cancels, and noisy cells make no steady one noisy. A cell of one launch counts for nothing.
-    """
+    """Each cell's weight in what the cells of a launch share, [cell]: 1 over the standard deviation of its
+    differences from the other cells with which it scatters least (STEADIEST). A cell of one launch counts for
+    nothing."""
     differences = logs[:, None, :] - logs[None, :, :]
     counts = np.isfinite(differences).sum(axis=2)
     deviations = np.where(

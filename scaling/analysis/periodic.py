@@ -62,9 +62,8 @@ class PeriodicSlowness:
 
 
 def comb(steps_s: Floats, blocks: Sequence[int] = (0,), level: float = LEVEL) -> Comb | None:
-    """The period at which steps are slow, of consecutive ones in seconds; None if they are not. `blocks`:
-    indices of those that follow a pause of the tool, and 0. `level`: the probability with which a launch
-    without a period seems to have one."""
+    """The period at which steps, consecutive ones in seconds, are slow, or None. `blocks`: first ones after a
+    pause; `level`: how likely a launch without a period seems to have one."""
     count = len(steps_s)
     usual_s = float(np.median(steps_s))
     is_first = np.isin(np.arange(count), blocks[1:])

@@ -49,8 +49,7 @@ class Rate:
 
 def rate_of(steps_s: Floats, starts_s: Floats | None, blocks: Sequence[int]) -> Rate:
     """The time of a step of one launch, from the steps' lengths in seconds, [rank, step], and when they
-    began, on each rank's own clock or a common one, if known; `blocks`: indices of the blocks' first
-    steps."""
+    began, if known; `blocks`: indices of the blocks' first steps."""
     if starts_s is None:
         return Rate(steps_s.max(axis=0), MEAN_OF_STEPS, 0.0)
     cycles_s = np.append(np.diff(starts_s, axis=1), steps_s[:, -1:], axis=1)

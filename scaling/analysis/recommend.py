@@ -165,12 +165,9 @@ def recommend(
     max_memory_bytes: int | None = None,
     known: Known | None = None,
 ) -> list[Recommendation]:
-    """One recommendation per workload, in the table's order; none if no cell has the objective's values.
-
-    `objective`: time, time-to-accuracy, `efficiency >= 0.8`, gpu-hours, energy or memory; else ScalingError.
-    `num_cores`: of a node, if known; `max_memory_bytes`: that a candidate may take on a GPU; `known`: of the
-    same table and the samples it was made of, where somebody has it already.
-    """
+    """One recommendation per workload, in the table's order. `objective`: as users write it, or else
+    ScalingError; `num_cores`: of a node; `max_memory_bytes`: that a candidate may take on a GPU; `known`: of
+    the same table, where somebody has it already."""
     wanted, study = parse_objective(objective), known or Known.of(to_rows(table), cells, num_cores)
     sets = workloads(wanted.name, study.rows, cells)
     if max_memory_bytes is not None:

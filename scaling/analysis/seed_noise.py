@@ -86,11 +86,9 @@ _Family = tuple[tuple[Row, CellGroup], list[Row]]
 
 
 def seed_noise(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> list[SeedNoise]:
-    """One result for each recipe and global batch trained on several combinations.
-
-    Groups that differ in the step alone are taken together: it changes the time, and no sum. Where no exact
-    combination shows a spread over seeds, there is a result, without decisions, if a lossy one was trained.
-    """
+    """One result for each recipe and global batch trained on several combinations, whatever the step. Where
+    no exact one shows a spread over seeds it is without decisions, and is there if a lossy one was
+    trained."""
     trained = (group for group in groups if group.kind == "convergence")
     recipes = by_key(trained, lambda group: group_key({**group.rows[0], "step": None}))
     noises = []
@@ -219,12 +217,9 @@ class Trainings:
         return seed_noise(group_rows(self._rows), {cell.cell_id: cell for cell in self._cells})
 
     def why_not(self, row: Row, cell: CellResult) -> Finding | None:
-        """Why a lossy cell may not be recommended; None if it may be, or if it is not lossy.
-
-        What counts is a training of the same model, data set, aggregator (with its parameters), world size,
-        global batch and momentum that reached its target in every repeat, or, without a target, ended no
-        further below exact ones than allowed.
-        """
+        """Why a lossy cell may not be recommended, if it may not: it may with a training that differs in the
+        time alone and reached its target in every repeat, or, without a target, ended no further below exact
+        ones than allowed."""
         if not is_lossy(cell) or row["world_size"] == 1:
             return None
         same_aggregator = self._of_aggregator.get((_same(row), row["aggregator"]))

@@ -31,9 +31,8 @@ _EMBEDDINGS = re.compile(r"\d{1,9}x(\d{1,9}) (\d{1,9})x\1 ")  # of `gpt`: vocabu
 
 
 def summary_table(folder: ResultsFolder) -> pd.DataFrame:
-    """The summary of a results folder: one row a cell, `scaling.analysis.columns.columns`; StoreError if it
-    is no folder, or samples of a done run are missing or damaged. A missing value does not exist, and is
-    never 0."""
+    """The summary of a results folder: one row a cell, `scaling.analysis.columns.columns`; missing values do
+    not exist. StoreError: samples of a done run are missing or damaged."""
     folder.require()
     return build_table(study_name(folder), read_cells(folder))
 

@@ -171,11 +171,8 @@ def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[Find
 
 
 def _several_hosts(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Machines of one type differ in speed, and so does one machine after a restart.
-
-    Which start of its host a run belongs to tells machines apart, if recorded: the names of containers change
-    on one machine, and several machines may have one name.
-    """
+    """Machines of one type differ in speed, and so does one after a restart: by a host's start, if recorded,
+    since names of containers change on one machine."""
     by_start: dict[str, list[tuple[str, Row]]] = {}
     for row in rows:
         for host in row["hosts"].split(SEPARATOR) if row["hosts"] else []:

@@ -227,11 +227,8 @@ def _line(series: OneSeries) -> dict[str, Any]:
 
 
 def machine_text(results: Sequence[TransferResult]) -> str | None:
-    """The machine file made from the samples; None if no cell ran on a single node.
-
-    Made of the cells on GPUs, if any, of the largest world size: copies from the launches with access between
-    GPUs, messages from those without it as well.
-    """
+    """The machine file made from the samples of the largest world size, on GPUs if any: copies with peer
+    access, messages without it as well; None if no cell ran on a single node."""
     on_one_node = [result for result in results if result.num_nodes in (1, None)]
     if not on_one_node:
         return None

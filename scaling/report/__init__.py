@@ -24,14 +24,11 @@ def write_report(
     everything: bool = False,
     before_page: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Makes summary.csv, budget.csv, figures/ and report.html anew from the raw samples; where there are
-    transfer cells also transfers.csv and the machine file probed.yaml.
-
-    `png` and `paper`: figures as PNG too, and for a column of a paper in figures/paper, there with `titles`;
-    `everything`: also figures of all groups of a study of very many cells. `before_page` is called when all
-    but the page is written, for who records the time that it took. Returns the path of report.html, the
-    summary and the wall time. Raises StoreError: there is no such folder, samples of a done run are missing
-    or damaged, or a file cannot be written."""
+    """Makes summary.csv, budget.csv, figures/ and report.html anew from the raw samples, of transfer cells
+    transfers.csv and probed.yaml too. `png`, `paper` (with `titles`): figures in these forms; `everything`:
+    of all groups of a very large study; `before_page` is called when all but the page is written. Returns
+    report.html's path, the summary and the wall time. Raises StoreError: there is no such folder, samples are
+    damaged, or a file cannot be written."""
     # matplotlib takes a while: not for callers that want the status
     from scaling.report.figures.draw import Formats
     from scaling.report.write import write_all

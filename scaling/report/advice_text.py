@@ -33,9 +33,8 @@ Findings = Mapping[str, Sequence[Finding]]
 
 
 def overview(rows: Sequence[Row], findings: Findings, of_script: Sequence[str] = ()) -> Iterator[str]:
-    """For every group, the cells of its largest world size: what limits them most, and what to try. A long
-    experiment is said once. Of a script of the user's `of_script` comes first, and its other arms are no
-    choices."""
+    """For every group, the cells of its largest world size: what limits them most, and what to try. Of a
+    script of the user's `of_script` comes first, and its other arms are no choices."""
     yield from (filled(line) for line in of_script)
     yield from [""] * bool(of_script)
     rows = [row for row in rows if is_unchanged(row)]

@@ -104,9 +104,8 @@ def _seeds_run(folder: ResultsFolder, rows: Sequence[Row], cells: Sequence[CellR
 
 
 def next_of(path: Path, number: int) -> NextRun:
-    """What `scaling run DIR --next NUMBER` runs: the next experiment of the folder's answer of that number.
-    Raises StudyError: there is no such answer, or it has none that one command runs; StoreError: the folder
-    is none, or damaged."""
+    """What `scaling run DIR --next NUMBER` runs, of the folder's answer of that number. Raises StudyError: it
+    has no next experiment that one command runs; StoreError: the folder is damaged."""
     folder = Snapshot.of(ResultsFolder(path).require())
     read = read_study(folder)
     rows = to_rows(read.table)

@@ -120,12 +120,9 @@ def same_folder(folder: Path, before: tuple[int, int] | None) -> tuple[int, int]
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of what is written, renamed or removed in a results folder, which may be another's.
-
-    The folder, and `runs` in it, may be links to another disk. What `runs` leads to may not be a part of
-    another results folder. Raises StoreError: another link in the folder, or a name in the results, leads out
-    of it; or a new results folder would be in the runs, say, of another one.
-    """
+    """The path of what is written, renamed or removed in a results folder, which may be another's. The
+    folder, and `runs` in it, may be links to another disk. Raises StoreError: another link or a name leads
+    out of it, or what `runs` leads to is a part of another results folder."""
     path = folder / name
     roots = [Path(os.path.realpath(folder))]
     _require_apart(roots[0])

@@ -205,27 +205,25 @@ class ResultsFolder:
         return appender(path, LINES.get(kind or ""))
 
     def samples(self, cell_id: str, repeat: int, *, unfinished: bool = False) -> list[list[dict[str, Any]]]:
-        """The samples of a run: [rank][line]. `repeat`: which of the cell's runs; `unfinished`: it is not
-        over: a last line that is written in part is left out. Raises StoreError: a file is missing or
-        damaged."""
+        """The samples of a run: [rank][line]; `unfinished`: a last line that is written in part is left out.
+        Raises StoreError: a file is missing or damaged."""
         folder = self._run_file(cell_id, repeat).parent
         ranks = read_samples(folder, self._archive(), cell_id, repeat, unfinished=unfinished)
         return [upgraded_lines(lines) for lines in ranks]
 
     # -- the archived form -----------------------------------------------------------------------------------
     def archive(self, *, unfinished: bool = False) -> None:
-        """Puts all runs into the archived form; nothing is removed before the archive was read and compared.
-        `unfinished`: also where runs are planned or were cut off. Raises StoreError: somebody works in the
-        folder, it is not finished, or a file cannot be read or written."""
+        """Puts all runs into the archived form, read and compared before anything is removed; `unfinished`:
+        also where some are planned. Raises StoreError: somebody works in the folder, or it is not
+        finished."""
         with self.require().lock():
             if not (unfinished or is_archived(self.path)):
                 require_finished(self.path, (run.state for run in self.runs()))
             write_archive(self.path)
 
     def unarchive(self) -> None:
-        """Gives every run its own files again, as they were before `archive`; then the archive is removed.
-        Raises StoreError: somebody works in the folder, it is not archived, or a file cannot be read or
-        written."""
+        """Gives every run its own files again, as they were before `archive`. Raises StoreError: somebody
+        works in the folder, it is not archived, or a file cannot be read or written."""
         with self.require().lock():
             write_plain(self.path)
 

@@ -239,9 +239,8 @@ KINDS: Mapping[str, Callable[[str, Path], OtherEnvironment]] = {
 def require_same_cells(
     other: OtherEnvironment, study: str, overrides: Sequence[str], out: Path, resolved: ResolvedStudy
 ) -> None:
-    """Has the other environment resolve the study: it must be able to, and must find the same cells. `out`:
-    results folder of the other environment; `resolved`: what this environment makes of it. Raises
-    LaunchError: why it cannot, or which cells differ."""
+    """Has the other environment resolve the study for the folder `out`. Raises LaunchError: why it cannot, or
+    which cells differ from `resolved`."""
     workers = other.workers
     words = ["plan", study, *overrides, "--out", str(out.absolute()), "--json"]
     done = subprocess.run(

@@ -18,13 +18,9 @@ from scaling.study.parts import SIZE_WORDS, AnyPart, Part, TrainingPart
 
 
 def default_threads(device: str, machine: AvailableMachine, workers_per_gpu: int = 1) -> int:
-    """CPU threads of a worker: one for a CPU process, else its share of three quarters of its GPU's cores.
-
-    The rest is left to the driver, the library's own threads and the loader: sums in host memory that take
-    every core wait for the one that something else runs on. The same at every world size of a part, so that
-    they are compared, and, unless its workers share GPUs, whatever other sizes the study has.
-    `workers_per_gpu`: the most that share a GPU in the part.
-    """
+    """CPU threads of a worker: one for a CPU process, else its share of three quarters of its GPU's cores:
+    the rest is the driver's, the library's and the loader's. The same at every world size of a part, so that
+    they are compared. `workers_per_gpu`: the most of the part."""
     if device != "cuda" or not machine.num_gpus:
         return 1
     return max(1, 3 * (machine.num_cores // machine.num_gpus) // 4 // workers_per_gpu)

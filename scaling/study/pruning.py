@@ -71,9 +71,8 @@ def judge(
     *,
     skip_dominated: bool = True,
 ) -> list[CellChoice]:
-    """A verdict on each cell, in the order of `cells`. `rows`: their predictions (`scaling.prediction.rows`),
-    by `cell_id`; `budget_s`: for measuring (None: no limit); `skip_dominated`: False judges by the time
-    alone."""
+    """A verdict on each of `cells` by its row of predictions, within `budget_s` of measuring (None: no
+    limit); `skip_dominated`: False judges by the time alone."""
     predicted = {row["cell_id"]: row for row in rows if row.get("iteration_s")}
     verdicts = [_domination(cell, cells, predicted, repeats) for cell in cells]
     if not skip_dominated:
@@ -174,9 +173,8 @@ def _line(verdict: CellChoice) -> str:
 
 
 def study_of(study: Study, verdicts: Sequence[CellChoice], resolved: ResolvedStudy) -> str:
-    """A study file with the kept cells alone: a part for each that share all but their aggregator. Their ids
-    are those of the whole study's cells, so that a folder which holds some of them goes on. `resolved`: the
-    study's cells, with their parts and repeats."""
+    """A study file with the kept cells alone, a part for each that share all but their aggregator: their ids
+    are those of the whole study's (`resolved`), so that its folder goes on."""
     kept = [verdict.cell for verdict in verdicts if verdict.keep]
     parts: list[Any] = []
     for number, part in enumerate(study.parts):

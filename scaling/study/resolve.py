@@ -103,12 +103,9 @@ class JobShape:
 
 
 def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None = None) -> JobShape:
-    """The shape that holds a study's largest world size, or all that it may without those it may drop.
-
-    `nodes`: what the user asks for (None: as few as do); `gpus_per_node`: the same; None: the largest world
-    size's share of a node, 0 for `device: cpu`. Raises StudyError: a part needs GPUs and none are asked for,
-    or no size is left.
-    """
+    """The shape of a job on so many `nodes` (None: as few as do), with `gpus_per_node` (None: the largest
+    size's share; 0 on CPUs), for a study's world sizes, without those that it may drop. Raises StudyError:
+    GPUs are needed and not asked for, or no size is left."""
     num_gpus = (nodes or 1) * (gpus_per_node or 0)
     wanted = [(part, sizes_of(part, num_gpus)) for part in study.parts]
     largest = max(size for _, counts in wanted for size in counts)

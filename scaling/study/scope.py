@@ -88,9 +88,8 @@ EVERYTHING_HERE = Scope()
 def scope_for(
     launcher: str, workers_per_node: int | None, world_size: int | None, environ: Mapping[str, str]
 ) -> Scope:
-    """The scope of a command line. `launcher`: a name that `launchers.registry` knows, or module:Class;
-    `workers_per_node`: at most, of a Slurm launcher (None: the job's GPUs); `world_size`: the only one to be
-    run, or None. Raises LaunchError: there is no such launcher, or this is not the place for it."""
+    """The scope of a command line: a launcher's name or module:Class, workers per node (None: the job's
+    GPUs), one world size or None. Raises LaunchError: there is no such launcher here."""
     try:
         join_timeout_s(environ)
         rank_info = launcher_class(launcher).from_environment(environ, workers_per_node)
@@ -141,9 +140,8 @@ def _line(library: str, aggregators: list[str]) -> str:
 
 
 def runnable(study: ResolvedStudy, *, by_mpi: bool, world_size: int | None = None) -> RunnableStudy:
-    """Leaves out what would fail cell by cell. `by_mpi`: the workers are started by MPI; `world_size`: the
-    only one that this launch is concerned with (None: all). Raises LaunchError: nothing would be left to run;
-    it names an aggregator and what to do."""
+    """Leaves out what would fail cell by cell, as by MPI, or not of the only `world_size`. Raises
+    LaunchError: nothing would be left to run; it names what to do."""
     missing = set() if by_mpi else {"mpi"}
     if importlib.util.find_spec("horovod") is None:
         missing.add("horovod")

@@ -174,9 +174,8 @@ def _batch_sizes(part: TrainingPart, batch: int, world_size: int, where: str) ->
 
 
 def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
-    """Builds a model of the user's own without its values, and checks its parameters' dtypes. A model that
-    cannot be built so is left to the workers, which check it before their first step. Raises StudyError:
-    naming the model, the parameter and what is allowed."""
+    """Checks the parameters' dtypes of a user's model, built without values; if that fails, workers check it.
+    Raises StudyError: naming the model, the parameter and what is allowed."""
     name = workload.keys.model.name
     if name in BUILT_IN_MODELS:
         return  # float32 throughout

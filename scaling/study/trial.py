@@ -42,9 +42,8 @@ def trial_overrides(
     note: Callable[[str], None],
     zygotes: Zygotes,
 ) -> list[str]:
-    """Overrides that set each `global_batch: auto` of a study; none where it has no such batch. A folder that
-    is there already keeps its batches. `note`: takes a line a workload, which says what the trial gave;
-    `zygotes`: fork the process that tries a batch on a GPU. Raises LaunchError: that process failed."""
+    """Overrides that set each `global_batch: auto` of a study; a folder that is there keeps its batches.
+    `note` takes what the trials gave; `zygotes` fork them. Raises LaunchError."""
     sized, known = [], folder.study() if folder.exists() else None
     batches: dict[str, int] = {}
     for index, part in enumerate(study.parts):

@@ -82,9 +82,8 @@ def deciding_study(
     cells: Sequence[Cell],
     fastest: Sequence[Sequence[float] | None],
 ) -> Study:
-    """The screening study with more launches of DDP's own buckets and of the fastest others. `screening`: as
-    `measured_study` made it; `fastest`: of each cell the sizes of the buckets to decide on (None: there are
-    none)."""
+    """The screening study with more launches of DDP's own buckets and of the fastest others, of each cell the
+    sizes of its buckets (None: there are none)."""
     parts = [
         _of_sizes(study, resolved, cell, max(DECIDING_LAUNCHES, resolved.repeats[cell.id]), [sizes])
         for cell, sizes in zip(cells, fastest, strict=True)

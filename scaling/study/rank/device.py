@@ -28,9 +28,8 @@ def measure_point(
     device: torch.device,
     write: Callable[[Iterable[Mapping[str, Any]]], None],
 ) -> None:
-    """Measures one point of an experiment and hands out its samples and facts. A point that is left out, or
-    does not fit into memory, is a result: the fact `left_out` says why. Raises RuntimeError: the experiment
-    has failed; what it raises passes."""
+    """Measures a point and hands out its samples and facts. A point that is left out, or does not fit into
+    memory, is a result with the fact `left_out`. Raises RuntimeError: the experiment failed."""
     created = create(experiment, parameters)
     torch.manual_seed(0)
     rows: list[Mapping[str, Any]] = [{"fact": LOAD, "value": os.getloadavg()[0]}]

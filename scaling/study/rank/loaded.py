@@ -61,11 +61,8 @@ class Loaded:
         )
 
     def _placed(self, loaded: DataSplits) -> DataSplits:
-        """The data set on the device, or in host memory where it does not fit there.
-
-        It is tried next to this worker's other data sets, then without them. What other workers keep on a GPU
-        that they share stays: each clears its own alone.
-        """
+        """The data set on the device, next to others or after this worker's others are cleared, or in host
+        memory where it does not fit there."""
         for _ in range(2):
             try:
                 train, test = self._on_device(loaded.train), self._on_device(loaded.test)
