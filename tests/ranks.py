@@ -106,6 +106,15 @@ def main(arguments: list[str]) -> None:
     runpy.run_path(str(worker), run_name="__main__")
 
 
+def refusal(error: type[Exception], attempt: Callable[[], Any]) -> str:
+    """What is said by an error of that kind that it raises; nothing where it raises none."""
+    try:
+        attempt()
+    except error as raised:
+        return str(raised)
+    return ""
+
+
 def as_rank(work: Callable[[Workers], Any]) -> None:
     """What such a file does: it joins the others, works with them, leaves, and writes what `work` gives."""
     torch.set_num_threads(1)

@@ -30,7 +30,7 @@ ALLOWED = {
     "launchers/test_slurm.py": "a signal that was not heard is sent again",
     "launchers/test_two_hosts.py": "a delayed packet comes no sooner: a slow machine is no failure",
     "measure/test_clock.py": "a clock's marks lie between two readings",
-    "process_group/test_host_counters.py": "counters.wait(number) is of counters",
+    "process_group/test_in_process.py": "counters.wait(number) is of counters",
     "process_group/test_over_torch.py": "a clock that is ahead",
 }
 """Files that read a clock or have a shorter limit, and why that fails on no machine."""

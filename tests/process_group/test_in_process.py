@@ -1,19 +1,20 @@
-"""The group between threads: what arrives, what is metered, and what happens when a rank fails."""
+"""The group between threads: what arrives, what is metered, and what happens when a rank fails.
+
+In counters in shared memory the others see what one rank tells, and nobody passes a meeting alone.
+"""
 
 import functools
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
 
-from scaling.process_group import InProcessGroup, Message, Meter, in_process, run_in_process
+from scaling.process_group import HostCounters, Message, Meter, in_process, run_in_process
 
-WORLD_SIZES = (1, 2, 3, 4, 7)
-ONE = torch.empty(1)
+WORLD_SIZES, ONE = (1, 2, 3, 4, 7), torch.empty(1)
 
 
-def values_of(rank: int, size: int = 5) -> torch.Tensor:
+def values_of(rank, size=5):
     return torch.arange(size, dtype=torch.float32) + 100 * rank
 
 
@@ -24,7 +25,7 @@ class TestCollectives:
             torch.tensor([1e8, 1.0, -1e8, 3.0])[(torch.arange(5) + rank) % 4] for rank in range(world_size)
         ]
 
-        def work(group: InProcessGroup) -> torch.Tensor:
+        def work(group):
             tensor = terms[group.rank].clone()
             group.all_reduce(tensor)
             return tensor
@@ -35,7 +36,7 @@ class TestCollectives:
     def test_broadcast_copies_the_sources_values(self, world_size):
         source = world_size - 1
 
-        def work(group: InProcessGroup) -> torch.Tensor:
+        def work(group):
             tensor = values_of(group.rank)
             group.broadcast(tensor, source)
             return tensor
@@ -43,7 +44,7 @@ class TestCollectives:
         assert all(torch.equal(r, values_of(source)) for r in run_in_process(world_size, work))
 
     def test_exchange_delivers_each_message_to_its_rank(self, world_size):
-        def work(group: InProcessGroup) -> list[list[float]]:
+        def work(group):
             peers = [rank for rank in range(world_size) if rank != group.rank]
             receives = [Message(peer, torch.empty(5)) for peer in peers]
             group.exchange([Message(peer, values_of(group.rank) + peer) for peer in peers], receives)
@@ -56,7 +57,7 @@ class TestCollectives:
     def test_barrier_lets_nobody_pass_before_all_are_there(self, world_size):
         arrived: list[int] = []
 
-        def work(group: InProcessGroup) -> int:
+        def work(group):
             arrived.append(group.rank)
             group.barrier()
             return len(arrived)
@@ -64,7 +65,7 @@ class TestCollectives:
         assert run_in_process(world_size, work) == [world_size] * world_size
 
     def test_shared_buffer_is_zeroed_and_the_same_memory_on_every_rank(self, world_size):
-        def work(group: InProcessGroup) -> tuple[int, list[int]]:
+        def work(group):
             buffer = group.shared_host_buffer(world_size, register=False)
             before = int(buffer.sum())
             group.barrier()
@@ -75,7 +76,7 @@ class TestCollectives:
         assert run_in_process(world_size, work) == [(0, list(range(1, world_size + 1)))] * world_size
 
     def test_peer_memory_is_zeroed_and_what_is_written_before_a_barrier_is_read_behind_it(self, world_size):
-        def work(group: InProcessGroup) -> tuple[float, list[float]]:
+        def work(group):
             memory = group.peer_memory(2, torch.float64, torch.device("cpu"))
             before = memory.local.sum().item()
             memory.barrier()
@@ -95,7 +96,7 @@ class TestCollectives:
 
 class TestWaitUntil:
     def test_returns_once_another_rank_has_written(self):
-        def work(group: InProcessGroup) -> int:
+        def work(group):
             buffer = group.shared_host_buffer(1, register=False)
             if group.rank == 1:
                 buffer[0] = 7
@@ -112,7 +113,7 @@ class TestWaitUntil:
 
 class TestMessages:
     def test_messages_between_two_ranks_keep_their_order(self):
-        def work(group: InProcessGroup) -> list[float]:
+        def work(group):
             tensors = torch.arange(4.0) if group.rank == 0 else torch.zeros(4)
             for tensor in tensors:
                 peers = [[Message(1 - group.rank, tensor)], []]
@@ -124,7 +125,7 @@ class TestMessages:
     def test_sent_slice_may_be_changed_before_it_is_received(self):
         """Many messages out of one buffer, as a schedule sends its chunks."""
 
-        def work(group: InProcessGroup) -> list[float]:
+        def work(group):
             buffer = torch.arange(6.0) + 10 * group.rank
             received = torch.empty(6)
             if group.rank == 0:
@@ -139,7 +140,7 @@ class TestMessages:
 
     @pytest.mark.parametrize("source", range(3))
     def test_source_may_change_what_it_has_broadcast(self, source):
-        def work(group: InProcessGroup) -> list[float]:
+        def work(group):
             buffer = torch.full((4,), float(group.rank))
             group.broadcast(buffer[1:3], source)
             received = buffer.tolist()
@@ -152,7 +153,7 @@ class TestMessages:
 
     @pytest.mark.parametrize("expected", [torch.empty(3), torch.empty(2, dtype=torch.float64)])
     def test_message_of_another_shape_or_type_is_an_error(self, expected):
-        def work(group: InProcessGroup) -> None:
+        def work(group):
             if group.rank == 0:
                 group.exchange([Message(1, torch.ones(2))], [])
             else:
@@ -181,7 +182,7 @@ class TestFailure:
     def test_failure_of_one_rank_is_raised_and_the_others_are_released(self, wait):
         released = []
 
-        def work(group: InProcessGroup) -> None:
+        def work(group):
             if group.rank == 1:
                 raise KeyError("rank 1")
             try:
@@ -209,10 +210,10 @@ class TestFailure:
         assert run_in_process(2, lambda group: group.rank) == [0, 1]
 
 
-def metered(world_size: int, act: Callable[[InProcessGroup], object]) -> list[tuple[int, int]]:
+def metered(world_size, act):
     """(bytes, messages) that each rank has sent when it has done `act`."""
 
-    def work(group: InProcessGroup) -> tuple[int, int]:
+    def work(group):
         act(group)
         return group.meter.bytes_sent, group.meter.messages_sent
 
@@ -221,7 +222,7 @@ def metered(world_size: int, act: Callable[[InProcessGroup], object]) -> list[tu
 
 class TestMeter:
     def test_exchange_counts_what_is_sent_and_not_what_is_received(self):
-        def act(group: InProcessGroup) -> None:
+        def act(group):
             if group.rank == 0:
                 group.exchange([Message(1, torch.ones(3)), Message(2, torch.ones(5))], [])
             else:
@@ -230,7 +231,7 @@ class TestMeter:
         assert metered(3, act) == [(32, 2), (0, 0), (0, 0)]
 
     def test_empty_messages_barriers_and_shared_memory_are_not_counted(self):
-        def act(group: InProcessGroup) -> None:
+        def act(group):
             peer = 1 - group.rank
             group.exchange([Message(peer, torch.empty(0))], [Message(peer, torch.empty(0))])
             group.all_reduce(torch.empty(0))
@@ -241,10 +242,9 @@ class TestMeter:
 
         assert metered(2, act) == [(0, 0)] * 2
 
-    @pytest.mark.parametrize(("world_size", "num_bytes"), [(1, 0), (2, 48), (3, 64), (4, 72)])
-    def test_all_reduce_counts_the_traffic_of_a_ring(self, world_size, num_bytes):
-        expected = [(num_bytes, 2 * (world_size - 1))] * world_size
-        assert metered(world_size, lambda group: group.all_reduce(torch.ones(12))) == expected
+    @pytest.mark.parametrize("sent", [[(0, 0)], [(48, 2)] * 2, [(64, 4)] * 3, [(72, 6)] * 4])
+    def test_all_reduce_counts_the_traffic_of_a_ring(self, sent):
+        assert metered(len(sent), lambda group: group.all_reduce(torch.ones(12))) == sent
 
     def test_all_reduce_of_host_memory_sums_and_counts_the_same(self):
         tensors = [torch.full((12,), float(rank)) for rank in range(3)]
@@ -262,3 +262,74 @@ class TestMeter:
         assert (meter.bytes_sent, meter.messages_sent) == (15, 4)
         meter.reset()
         assert (meter.bytes_sent, meter.messages_sent) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "asked", "reached"),
+    [
+        ([10, 20, 30], [(v, [rank]) for rank in range(3) for v in (10, 11, 20, 21, 30, 31)],
+         [True] + [False] * 5 + [True] * 3 + [False] * 3 + [True] * 5 + [False]),
+        # All are asked unless some are named.
+        ([2, 2, 1], [(1,), (2,), (2, range(2)), (3, [])], [True, False, True, True]),
+    ],
+)  # fmt: skip
+def test_told_values_are_seen_by_every_rank_and_belong_to_the_rank_that_told_them(told, asked, reached):
+    def work(group):
+        counters, others = HostCounters(group), HostCounters(group)
+        counters.tell(told[group.rank])
+        group.barrier()
+        assert (others.reached(0), others.reached(1)) == (True, False)  # which start at zero
+        return [counters.reached(*one) for one in asked]
+
+    assert run_in_process(3, work) == [reached] * 3
+
+
+def test_wait_returns_once_the_named_ranks_have_told():
+    def work(group):
+        counters = HostCounters(group)
+        buffer = group.shared_host_buffer(1, register=False)
+        if group.rank == 0:
+            buffer[0] = 1
+            counters.tell(1)
+        counters.wait(1, iter([0]))  # read again at every question
+        return bool(buffer[0])
+
+    assert run_in_process(3, work) == [True] * 3
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_nobody_leaves_a_meeting_before_all_are_there(world_size):
+    def work(group):
+        counters = HostCounters(group)
+        buffer = group.shared_host_buffer(world_size, register=False)
+        seen = []
+        for number in range(1, 20):
+            buffer[group.rank] = number
+            counters.meet()
+            seen.append(int(buffer.min()))
+            counters.meet()
+        return seen
+
+    assert run_in_process(world_size, work) == [list(range(1, 20))] * world_size
+
+
+def test_own_memory_can_be_given():
+    def work(group):
+        memory = group.shared_host_buffer(64, register=False)
+        counters = HostCounters(group, lambda size: memory[:size])
+        counters.tell(group.rank + 3)
+        counters.wait(3)
+        group.barrier()
+        return memory.view(torch.int64)[:2].tolist()
+
+    assert run_in_process(2, work) == [[3, 4]] * 2
+
+
+def test_meeting_to_which_a_rank_never_comes_is_an_error():
+    def work(group):
+        counters = HostCounters(group)
+        if group.rank == 0:
+            counters.meet()
+
+    with pytest.raises(TimeoutError, match="rank 0 waits in vain"):
+        run_in_process(2, work, timeout_s=0.05)

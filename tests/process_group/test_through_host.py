@@ -3,27 +3,24 @@
 Without a GPU host tensors stand for those of one: they are copied all the same.
 """
 
+import functools
 import gc
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.bucket import BucketLayout
 from scaling.collectives.exchange import RankExchange
 from scaling.collectives.ring import ring
 from scaling.errors import LaunchError, ScheduleError
-from scaling.process_group import Group, Message, ThroughHostGroup, TorchGroup
+from scaling.process_group import Message, ThroughHostGroup, TorchGroup
 from scaling.process_group.through_host import HostRoom
-from scaling.runtime.workers import Workers
 from scaling.training.batch_norm import synchronized
 from scaling.training.optimizers import SgdSettings
-from scaling.training.step import TrainingStep
-from tests.ranks import as_rank, run_ranks
+from tests.ranks import as_rank, refusal, run_ranks
 from tests.training import small
 from tests.training.small import CPU, batch, normalised
 
@@ -35,11 +32,11 @@ WORLD_SIZE = 3
 SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9)
 
 
-def own_values(group: Group, dtype: torch.dtype = torch.float32) -> Tensor:
+def own_values(group, dtype=torch.float32):
     return (torch.arange(10) + 100 * group.rank % 256).to(dtype).to(DEVICE)
 
 
-def messages(group: ThroughHostGroup) -> dict[str, Any]:
+def messages(group):
     """Each rank sends parts of its buffer to both others, into parts of theirs, not all contiguous."""
     right, left = (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
     found, metered = {}, []
@@ -54,7 +51,7 @@ def messages(group: ThroughHostGroup) -> dict[str, Any]:
     return {"found": found, "metered": metered}
 
 
-def collectives(group: ThroughHostGroup) -> dict[str, Any]:
+def collectives(group):
     wide = torch.zeros((4, 2), device=DEVICE)
     wide[:, 0] = group.rank + 1.0
     group.all_reduce(wide[:, 0])
@@ -66,7 +63,7 @@ def collectives(group: ThroughHostGroup) -> dict[str, Any]:
     return {"sum": wide.tolist(), "told": told.tolist(), "on_host": on_host.tolist()}
 
 
-def rooms(group: ThroughHostGroup) -> dict[str, Any]:
+def rooms(group):
     """The host memory of one call serves the next, and grows with a larger one."""
     places = []
     for size in (100, 50, 100, 5000, 100):
@@ -75,23 +72,19 @@ def rooms(group: ThroughHostGroup) -> dict[str, Any]:
     return {"sizes": [size for _, size in places], "num_places": len({place for place, _ in places[:3]})}
 
 
-def peers(group: ThroughHostGroup) -> dict[str, Any]:
+def peers(group):
     """No rank reads another's GPU, and a CUDA graph holds no message."""
     cuda = torch.device("cuda", 0)
-    said = []
-    for attempt in (
-        lambda: group.peer_memory(1, torch.float32, cuda),
-        lambda: RankExchange(ring(group.world_size), group, 10, torch.float32, cuda, captured=True),
-    ):
-        try:
-            attempt()
-        except (LaunchError, ScheduleError) as error:
-            said.append(str(error))
-    exchange = RankExchange(ring(group.world_size), group, 10, torch.float32, CPU)
-    return {"access": group.can_access_peers(cuda), "said": said, "note": exchange.note}
+    chosen = (ring(group.world_size), group, 10, torch.float32)
+    said = [
+        refusal(LaunchError, lambda: group.peer_memory(1, torch.float32, cuda)),
+        refusal(ScheduleError, lambda: RankExchange(*chosen, cuda, captured=True)),
+    ]
+    note = RankExchange(*chosen, CPU).note
+    return {"access": group.can_access_peers(cuda), "said": said, "note": note}
 
 
-def aggregators(group: ThroughHostGroup, plain: TorchGroup) -> dict[str, Any]:
+def aggregators(group, plain):
     """Names of those whose results over three calls differ from the plain group's in any bit."""
     apart = []
     names = [name for name in BUILT_IN if create(name).library is None and create(name).exchanges]
@@ -102,7 +95,7 @@ def aggregators(group: ThroughHostGroup, plain: TorchGroup) -> dict[str, Any]:
     return {"num": len(names), "apart": apart}
 
 
-def _three_calls(name: str, group: Group) -> list[Any]:
+def _three_calls(name, group):
     aggregator = create(name)
     torch.manual_seed(0)
     state = aggregator.start(LAYOUT, group, torch.float32, CPU)
@@ -115,15 +108,14 @@ def _three_calls(name: str, group: Group) -> list[Any]:
     return found
 
 
-def network() -> nn.Module:
-    return normalised(12, 20, 6)
+network = functools.partial(normalised, 12, 20, 6)
 
 
-def training(group: TorchGroup, step: TrainingStep, device: torch.device) -> list[float]:
+def training(group, step, device):
     return [step(*batch(group.rank, number, device)).item() for number in range(4)]
 
 
-def overlapped(group: ThroughHostGroup, plain: TorchGroup) -> dict[str, Any]:
+def overlapped(group, plain):
     """DDP over the group, with statistics of the global batch; beside it the plain group's eager step."""
     chosen = (synchronized(network().to(DEVICE), group), create("all_reduce"), SETTINGS, group)
     step = small.overlapped(*chosen, batch(group.rank, 0, DEVICE), bucket_mb=0.0005)
@@ -133,7 +125,7 @@ def overlapped(group: ThroughHostGroup, plain: TorchGroup) -> dict[str, Any]:
     return {**learnt, "hooked": step._hooked, "notes": step.notes}
 
 
-def streams(group: ThroughHostGroup, _: TorchGroup) -> dict[str, Any]:
+def streams(group, _):
     """Values that a busy side stream has yet to make, and what it does next with those that came."""
     side = torch.cuda.Stream()
     peers = [(group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size]
@@ -152,7 +144,7 @@ def streams(group: ThroughHostGroup, _: TorchGroup) -> dict[str, Any]:
     return {"found": found}
 
 
-def failing(workers: Workers) -> dict[str, Any]:
+def failing(workers):
     """The last rank fails while the others wait for its part of a sum; afterwards a new group works.
 
     Connections end with the last reference to them, which a cell's frames are.
@@ -162,25 +154,25 @@ def failing(workers: Workers) -> dict[str, Any]:
     if failure:
         order = workers.first_failure("sum")
         workers.leave_group()
-    outcome = workers.outcome("sum", failure, None, failure_order=order)
+    outcome = workers.outcome("sum", failure or None, None, failure_order=order)
     again = torch.ones(5, device=DEVICE)
     workers.group(DEVICE, through_host=True).all_reduce(again)
-    return {"failed": failure is not None, "reason": outcome.reason, "again": again.tolist()}
+    return {"failed": bool(failure), "reason": outcome.reason, "again": again.tolist()}
 
 
-def _failure_in_a_sum(workers: Workers) -> str | None:
+def _failure_in_a_sum(workers):
     group = workers.group(DEVICE, through_host=True)
     group.barrier()
-    try:
+
+    def add():
         if group.rank == group.world_size - 1:
             raise RuntimeError("planted failure")
         group.all_reduce(torch.ones(5, device=DEVICE))
-    except RuntimeError as error:
-        return str(error)
-    return None
+
+    return refusal(RuntimeError, add)
 
 
-def scenarios(workers: Workers) -> dict[str, Any]:
+def scenarios(workers):
     group = workers.group(DEVICE, through_host=True)
     assert isinstance(group, ThroughHostGroup)
     plain = TorchGroup(group.data, group._control, group.world_size)
@@ -189,7 +181,7 @@ def scenarios(workers: Workers) -> dict[str, Any]:
     return seen | {one.__name__: one(group, plain) for one in of_both}
 
 
-def seen_by(workers: Workers) -> dict[str, Any]:
+def seen_by(workers):
     return {**scenarios(workers), "failing": failing(workers)}
 
 

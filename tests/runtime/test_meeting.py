@@ -18,43 +18,37 @@ from launchers.base import MEETING_TOKEN_VARIABLE
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.runtime import meeting, workers
-from scaling.runtime.meeting import (
-    RankPlace,
-    Signed,
-    Waiting,
-    Watched,
-    here,
-    over_horovodrun,
-    own_address,
-    require_here,
-    say_pids,
-)
+from scaling.runtime.meeting import RankPlace, Signed, Waiting, Watched, here, over_horovodrun, own_address
 from tests.waiting import LIMIT_S
 
 
 def test_rank_0_that_is_not_where_the_ranks_meet_says_where_it_is():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        require_here("127.0.0.1", port)
+        meeting.require_here("127.0.0.1", port)
     with pytest.raises(LaunchError, match=r"MASTER_ADDR says 127\.0\.0\.1, where nobody answers") as caught:
-        require_here("127.0.0.1", port)
+        meeting.require_here("127.0.0.1", port)
     assert platform.node() in str(caught.value)
 
 
 def test_name_that_nobody_knows_yet_tells_nothing():
-    require_here("nowhere.invalid", 29500)
+    meeting.require_here("nowhere.invalid", 29500)
 
 
 PLACES = [RankPlace(here(), 100 + rank, -1) for rank in range(2)]
 
 
-@pytest.fixture
-def store(monkeypatch):
-    """The store of a launch whose token is `ours`, with what its second rank has said."""
-    monkeypatch.setenv(MEETING_TOKEN_VARIABLE, "ours")
+def store_of(monkeypatch, token):
+    """The store of a launch with that token, with what its second rank has said."""
+    monkeypatch.setenv(MEETING_TOKEN_VARIABLE, token)
     made = HashStore()
     Signed(made).set("1", json.dumps(asdict(PLACES[1])))
     return made
+
+
+@pytest.fixture
+def store(monkeypatch):
+    return store_of(monkeypatch, "ours")
 
 
 def first_rank():
@@ -63,16 +57,13 @@ def first_rank():
 
 @pytest.mark.parametrize("token", ["ours", "", "\udcff\n"])
 def test_ranks_of_one_token_meet(monkeypatch, token):
-    monkeypatch.setenv(MEETING_TOKEN_VARIABLE, token)
-    store = HashStore()
-    Signed(store).set("1", json.dumps(asdict(PLACES[1])))
-    assert first_rank().meet(store, PLACES[0]) == PLACES
+    assert first_rank().meet(store_of(monkeypatch, token), PLACES[0]) == PLACES
 
 
 def test_rank_of_another_token_is_not_met(store, monkeypatch):
     monkeypatch.setenv(MEETING_TOKEN_VARIABLE, "guessed")
     Signed(store).set("0", "{}")
-    say_pids(store, [1, 2])
+    meeting.say_pids(store, [1, 2])
     monkeypatch.setenv(MEETING_TOKEN_VARIABLE, "ours")
     assert not Signed(store).check(["0"])
     assert not Signed(store).check([meeting.PIDS])
@@ -113,7 +104,6 @@ def test_without_a_token_of_the_launcher_rank_0_draws_one_for_the_watchers(monke
     assert len(token_for_watchers()) == 32
 
 
-LISTENS = "0A"
 OF_LOOPBACK = {"::1": "0" * 24 + "01000000", "127.0.0.2": "0200007F"}
 OF_HOST = ("192.0.2.7", "some-host")
 
@@ -123,7 +113,7 @@ def listening(port):
     tables = (Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
     lines = [line.split() for table in tables for line in table.splitlines()]
     sockets = [(*line[1].split(":"), line[3]) for line in lines if ":" in line[1]]
-    return [address for address, number, state in sockets if state == LISTENS and int(number, 16) == port]
+    return [address for address, number, state in sockets if state == "0A" and int(number, 16) == port]
 
 
 @pytest.mark.parametrize("text", ["rubbish", "-1", "65536"])

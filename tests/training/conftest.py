@@ -17,3 +17,9 @@ def on_ranks(tmp_path_factory) -> Callable[..., list[Any]]:
         return run_ranks(Path(file), world_size, tmp_path_factory.mktemp("ranks"), **variables)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def ranks(request, on_ranks) -> list[Any]:
+    """What each of two ranks of the module's file saw."""
+    return on_ranks(request.module.__file__, 2)

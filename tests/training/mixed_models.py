@@ -15,18 +15,12 @@ NUM_STEPS = 5
 class Network(nn.Module):
     """A body, a scale and a head, each of a dtype of its own."""
 
-    def __init__(
-        self,
-        body: torch.dtype = torch.float32,
-        head: torch.dtype = torch.float32,
-        scale: torch.dtype = torch.float32,
-        sizes: tuple[int, int, int] = (12, 20, 6),
-    ) -> None:
+    def __init__(self, body=torch.float32, head=torch.float32, scale=torch.float32) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.body = nn.Linear(sizes[0], sizes[1], dtype=body)
+        self.body = nn.Linear(12, 20, dtype=body)
         self.scale = nn.Parameter(torch.tensor(1.5, dtype=scale))
-        self.head = nn.Linear(sizes[1], sizes[2], dtype=head)
+        self.head = nn.Linear(20, 6, dtype=head)
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = torch.tanh(self.body(inputs.flatten(1).to(self.body.weight.dtype))) * self.scale
@@ -102,17 +96,11 @@ RARE: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def plainly_trained(
-    module: nn.Module, world_size: int, settings: SgdSettings = SETTINGS, num_steps: int = NUM_STEPS
-) -> nn.Module:
-    """The module after torch's SGD on the mean, in float64, of the ranks' gradients."""
-    optimizer = torch.optim.SGD(
-        [parameter for parameter in module.parameters() if parameter.requires_grad],
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-    )
-    for number in range(num_steps):
+def plainly_trained(module: nn.Module, world_size: int) -> nn.Module:
+    """The module after torch's SGD with SETTINGS on the mean, in float64, of the ranks' gradients."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.9, weight_decay=1e-3)
+    for number in range(NUM_STEPS):
         summed: dict[nn.Parameter, Tensor] = {}
         for rank in range(world_size):
             optimizer.zero_grad()
@@ -138,12 +126,6 @@ def apart(module: nn.Module, other: nn.Module, eps: float = 0.0) -> float:
     for one, two in zip(module.parameters(), other.parameters(), strict=True):
         assert (one.dtype, one.shape) == (two.dtype, two.shape)
         if one.numel() and one.is_floating_point():
-            unit = max(eps, torch.finfo(one.dtype).eps)
-            unit *= max(one.abs().max().item(), two.abs().max().item())
+            unit = max(eps, torch.finfo(one.dtype).eps) * max(one.abs().max().item(), two.abs().max().item())
             largest = max(largest, (one.double() - two.double()).abs().max().item() / unit)
     return largest
-
-
-def coarsest_eps(module: nn.Module) -> float:
-    """The unit in the last place of 1 in the parameters' coarsest dtype."""
-    return max(torch.finfo(one.dtype).eps for one in module.parameters() if one.is_floating_point())

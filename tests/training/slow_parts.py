@@ -4,9 +4,10 @@ What can go wrong with a step, planted; and a small network with all that a chec
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -89,8 +90,7 @@ def with_statistics(shape: DataShape) -> nn.Module:
 dropping = Model("dropping", with_statistics, None, "digits", "these tests", {})
 
 
-@contextmanager
-def hooks_that_block() -> Iterator[None]:
+def hooks_that_block() -> AbstractContextManager[Any]:
     """DDP's hooks return only when their exchange is done."""
     run = hooked_buckets._SideStream.run
 
@@ -99,8 +99,4 @@ def hooks_that_block() -> Iterator[None]:
         future.wait()
         return future
 
-    hooked_buckets._SideStream.run = blocking
-    try:
-        yield
-    finally:
-        hooked_buckets._SideStream.run = run
+    return mock.patch.object(hooked_buckets._SideStream, "run", blocking)

@@ -1,5 +1,6 @@
 """Small networks, their batches and steps, which tests train in threads and in processes."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from scaling.aggregators.registry import create
 from scaling.measure.clock import MonotonicClock
 from scaling.process_group import Group, run_in_process
 from scaling.runtime.workers import Workers
-from scaling.training.compute import FLOAT32, Compute
+from scaling.training.compute import FLOAT32
 from scaling.training.convergence import TrainingPlan, train
 from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import AdamSettings, SgdSettings
@@ -97,21 +98,17 @@ def relative_difference(one: list[float], other: list[float]) -> float:
     return ((a - b).abs() / b.abs()).max().item()
 
 
-def _chosen(module: nn.Module, named: Any, compute: Compute = FLOAT32) -> tuple[FlatReplica, Any]:
-    return FlatReplica(module, compute=compute), create(named) if isinstance(named, str) else named
+def _made(
+    kind: Any, module: nn.Module, named: Any, settings: Any, group: Any, *gradients: Any, **own: Any
+) -> Any:
+    """A step of that kind with an aggregator, or one that is named."""
+    replica = FlatReplica(module, compute=own.pop("compute", FLOAT32))
+    aggregator = create(named) if isinstance(named, str) else named
+    return kind(replica, aggregator, settings, group, *gradients, **own)
 
 
-def eager(
-    module: nn.Module, named: Any, settings: Any, group: Any, *gradients: Any, compute=FLOAT32, **own: Any
-) -> EagerStep:
-    """With an aggregator, or one that is named."""
-    return EagerStep(*_chosen(module, named, compute), settings, group, *gradients, **own)
-
-
-def layered(
-    module: nn.Module, named: Any, settings: Any, group: Any, *gradients: Any, compute=FLOAT32, **own: Any
-) -> LayeredStep:
-    return LayeredStep(*_chosen(module, named, compute), settings, group, *gradients, **own)
+eager = functools.partial(_made, EagerStep)
+layered = functools.partial(_made, LayeredStep)
 
 
 def overlapped(

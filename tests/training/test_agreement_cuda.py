@@ -3,16 +3,11 @@
 import gc
 import hashlib
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from scaling.process_group import TorchGroup
-from scaling.runtime.workers import Workers
 from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep
 from scaling.training.optimizers import SgdSettings
@@ -34,33 +29,23 @@ NUM_SAMPLES = 2048
 pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 
 
-def fcn_r() -> nn.Module:
+def fcn_r():
     model = create_model("fcn-r")
     return build_module(model, resolve_shape(model, create_dataset("mnist")))
 
 
-def convolutional() -> nn.Module:
+def convolutional():
     """Smooth: at the bend of a ReLU one rounding makes another gradient, and a gap that grows from there."""
     layers = [nn.Conv2d(1, 8, 5, stride=2), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 16, 5, stride=2)]
     ends = [nn.Linear(256, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 10)]
     return nn.Sequential(*layers, nn.BatchNorm2d(16), nn.Tanh(), nn.Flatten(), *ends)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A network and how it is trained."""
-
-    build: Callable[[], nn.Module]
-    settings: SgdSettings
+RECIPES = {"fcn-r": (fcn_r, SgdSettings(learning_rate=0.05)), "convolutional, sync": (convolutional, SGD)}
+"""How a network is built, and trained."""
 
 
-RECIPES = {
-    "fcn-r": Recipe(fcn_r, SgdSettings(learning_rate=0.05)),
-    "convolutional, sync": Recipe(convolutional, SGD),
-}
-
-
-def samples(device: torch.device) -> Split:
+def samples(device):
     """In the shape of MNIST: a pixel is 1 more often where the picture of the sample's class has it."""
     generator = torch.Generator().manual_seed(0)
     pictures = torch.rand((10, 1, 28, 28), generator=generator) < 0.2
@@ -70,13 +55,12 @@ def samples(device: torch.device) -> Split:
     return Split(inputs.to(device), targets.to(device))
 
 
-def trained(
-    recipe: Recipe, aggregator: str, split: Split, group: TorchGroup, *, captured: bool
-) -> dict[str, Any]:
+def trained(recipe, aggregator, split, group, captured):
     """Every step's loss over the global batch, and a digest of this rank's last parameters."""
     torch.manual_seed(0)
-    module = synchronized(recipe.build().to(split.inputs.device), group)
-    step: Any = eager(module, aggregator, recipe.settings, group, capturable=captured)
+    build, settings = recipe
+    module = synchronized(build().to(split.inputs.device), group)
+    step = eager(module, aggregator, settings, group, capturable=captured)
     epochs = -(-NUM_STEPS * GLOBAL_BATCH // len(split))
     orders = [epoch_batches(len(split), GLOBAL_BATCH, 0, epoch) for epoch in range(1, epochs + 1)]
     own = shard(torch.cat(orders)[:NUM_STEPS], group.rank, group.world_size).to(split.inputs.device)
@@ -89,16 +73,16 @@ def trained(
     return {"losses": (losses / group.world_size).tolist(), "digest": digest(step.replica.parameters)}
 
 
-def digest(values: Tensor) -> str:
+def digest(values):
     return hashlib.sha256(values.cpu().numpy().tobytes()).hexdigest()
 
 
-def seen_by(workers: Workers) -> dict[str, Any]:
+def seen_by(workers):
     device = torch.device("cuda", workers.info.rank)
     torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     group, split = workers.group(device), samples(device)
-    seen: dict[str, Any] = {}
+    seen = {}
     for name, recipe in RECIPES.items():
         for way, aggregator in WAYS:
             key = f"{name}, {way}, {aggregator}"

@@ -1,5 +1,6 @@
 """Each tensor pushed and pulled under the backward pass: the eager step's means and training."""
 
+import functools
 import threading
 
 import pytest
@@ -25,31 +26,26 @@ TREATMENTS = {"": AS_THEY_ARE, "clipped": GradientSettings(clip_norm=0.05)}
 NUM_STEPS, NUM_TENSORS = 4, 6
 
 
-class Net(nn.Module):
+def network() -> nn.Module:
     """With batch normalisation, and a parameter that the loss does not depend on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        layers = [nn.Linear(12, 41, bias=False), nn.BatchNorm1d(41), nn.ReLU(), nn.Linear(41, 7)]
-        self.layers, self.unused = nn.Sequential(*layers), nn.Parameter(torch.ones(5))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.layers(inputs)
+    torch.manual_seed(0)
+    layers = [nn.Linear(12, 41, bias=False), nn.BatchNorm1d(41), nn.ReLU(), nn.Linear(41, 7)]
+    module = nn.Sequential(*layers)
+    module.unused = nn.Parameter(torch.ones(5))
+    return module
 
 
-def batches(group):
-    return shared_batches(group, NUM_STEPS)
+batches = functools.partial(shared_batches, count=NUM_STEPS)
 
 
 def by_tensor(group, name="mxnet_device", settings="sgd", treatment="", accumulate=1, module=None):
-    replica = FlatReplica(module or Net(), compute=Compute(accumulate=accumulate), by_tensor=True)
+    replica = FlatReplica(module or network(), compute=Compute(accumulate=accumulate), by_tensor=True)
     return ByTensorStep(replica, create(name), OPTIMIZERS[settings], group, TREATMENTS[treatment])
 
 
 def eager(group, name="mxnet_device", settings="sgd", treatment="", accumulate=1):
     compute = Compute(accumulate=accumulate)
-    return small.eager(Net(), name, OPTIMIZERS[settings], group, TREATMENTS[treatment], compute=compute)
+    return small.eager(network(), name, OPTIMIZERS[settings], group, TREATMENTS[treatment], compute=compute)
 
 
 def trained(step, group) -> list[torch.Tensor]:
@@ -61,17 +57,13 @@ def delivered(step, group) -> dict[str, torch.Tensor]:
     """The means that this rank has of the first batch, by tensor."""
     step.record = []
     step(*batches(group)[0])
-    return {
-        name: view.clone()
-        for exchange in step.record
-        for name, offset, view in zip(
-            exchange.layout.names,
-            exchange.layout.offsets,
-            exchange.layout.views(exchange.mean) if exchange.owned else exchange.layout.names,
-            strict=True,
-        )
-        if any(start <= offset and offset + view.numel() <= stop for start, stop in exchange.owned)
-    }
+    found = {}
+    for exchange in (one for one in step.record if one.owned):
+        layout = exchange.layout
+        for name, start, view in zip(layout.names, layout.offsets, layout.views(exchange.mean), strict=True):
+            if any(first <= start and start + view.numel() <= stop for first, stop in exchange.owned):
+                found[name] = view.clone()
+    return found
 
 
 def assert_same_training(seen, expected):
@@ -154,7 +146,7 @@ def test_its_exchanges_and_updates_pass_the_checks_of_a_run(monkeypatch, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_goes_on_from_a_saved_state(name):
     def work(group):
-        first, second = by_tensor(group, name, "adamw"), by_tensor(group, name, "adamw")
+        first, second = (by_tensor(group, name, "adamw") for _ in range(2))
         trained(first, group)
         second.load_state_dict(first.state_dict())
         return trained(first, group), trained(second, group)
@@ -241,7 +233,7 @@ def test_an_error_in_the_backward_pass_leaves_no_exchange_behind():
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_gpu_it_trains_as_the_eager_step(name):
     def work(group, make):
-        replica = FlatReplica(Net().cuda(), by_tensor=make is ByTensorStep)
+        replica = FlatReplica(network().cuda(), by_tensor=make is ByTensorStep)
         step = make(replica, create(name), SGD, group)
         return [step(*(values.cuda() for values in batch)).item() for batch in batches(group)]
 

@@ -1,19 +1,15 @@
 """The captured step is the eager one's training, at a rate that can be set, and is resumed; on a GPU only."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import pytest
 import torch
 
 from scaling.errors import LaunchError
 from scaling.measure.clock import clock_for, graphs_can_be_marked
 from scaling.measure.phases import PhaseRecorder
-from scaling.process_group import InProcessGroup, run_in_process
+from scaling.process_group import run_in_process
 from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import TrainingProgress
-from scaling.training.step import EagerStep, TrainingStep
 from tests.training import small
 from tests.training.small import SGD, batch, normalised
 
@@ -26,31 +22,28 @@ marks_graphs = pytest.mark.skipif(
 
 
 def test_on_a_cpu_it_is_refused():
-    def work(group: InProcessGroup) -> None:
+    def work(group):
         CapturedStep(small.eager(normalised(12, 40, 6), "none", SGD, group), *batch(0, 0), group)
 
     with pytest.raises(LaunchError, match="step: captured needs CUDA, the ranks compute on cpu"):
         run_in_process(1, work)
 
 
-def eager(
-    group: InProcessGroup, aggregator: str, *, dropout: float = 0.0, capturable: bool = False
-) -> EagerStep:
+def eager(group, aggregator, *, dropout=0.0, capturable=False):
     module = normalised(12, 40, 6, dropout=dropout).cuda()
     return small.eager(module, aggregator, SGD, group, capturable=capturable)
 
 
-def captured(group: InProcessGroup, aggregator: str, *, dropout: float = 0.0) -> CapturedStep:
-    return CapturedStep(
-        eager(group, aggregator, dropout=dropout, capturable=True), *batch(0, 99, "cuda"), group
-    )
+def captured(group, aggregator, *, dropout=0.0):
+    step = eager(group, aggregator, dropout=dropout, capturable=True)
+    return CapturedStep(step, *batch(0, 99, "cuda"), group)
 
 
-def losses(step: TrainingStep, numbers: Sequence[int] = range(NUM_STEPS)) -> list[float]:
+def losses(step, numbers=range(NUM_STEPS)):
     return [step(*batch(0, number, "cuda")).item() for number in numbers]
 
 
-def losses_at(step: TrainingStep, rates: Sequence[float]) -> list[float]:
+def losses_at(step, rates):
     """Each step with a rate of its own."""
     seen = []
     for number, rate in enumerate(rates):
@@ -59,7 +52,7 @@ def losses_at(step: TrainingStep, rates: Sequence[float]) -> list[float]:
     return seen
 
 
-def alone(work: Callable[[InProcessGroup], Any]) -> Any:
+def alone(work):
     """What `work` gives as the only rank."""
     return run_in_process(1, work)[0]
 
@@ -84,7 +77,7 @@ class TestOnAGpu:
     def test_resumed_training_has_the_bits_of_an_uncut_one(self, aggregator):
         device = torch.device("cuda", torch.cuda.current_device())
 
-        def work(group: InProcessGroup) -> tuple[list[float], list[float]]:
+        def work(group):
             step = captured(group, aggregator, dropout=0.3)
             losses_at(step, RATES)
             target = Target.of(step.replica.module, "cell", rank=0, world_size=1)
@@ -98,7 +91,7 @@ class TestOnAGpu:
         assert resumed == uncut
 
     def test_capturing_leaves_the_model_and_the_random_state_as_they_were(self):
-        def work(group: InProcessGroup) -> None:
+        def work(group):
             step = eager(group, "all_reduce", dropout=0.3, capturable=True)
             expected = normalised(12, 40, 6).state_dict()
             torch.cuda.manual_seed(7)
@@ -113,8 +106,8 @@ class TestOnAGpu:
     def test_momentum_begins_anew_after_capturing(self):
         """The first step of a captured training is the first step of an eager one."""
 
-        def after_one(make) -> torch.Tensor:
-            def work(group: InProcessGroup) -> torch.Tensor:
+        def after_one(make):
+            def work(group):
                 step = make(group, "none")
                 losses(step, [0])
                 return step.replica.parameters.cpu().clone()
@@ -125,7 +118,7 @@ class TestOnAGpu:
 
     @marks_graphs
     def test_training_goes_on_the_same_after_it_is_made_ready_for_split_steps(self):
-        def work(group: InProcessGroup) -> list[float]:
+        def work(group):
             step = captured(group, "all_reduce")
             first = losses(step, range(3))
             assert step.prepare_profiled(PhaseRecorder(clock_for(torch.device("cuda"))))
@@ -135,7 +128,7 @@ class TestOnAGpu:
 
     @marks_graphs
     def test_split_steps_know_the_phases_in_the_graph(self):
-        def work(group: InProcessGroup) -> None:
+        def work(group):
             recorder = PhaseRecorder(clock_for(torch.device("cuda")))
             step = captured(group, "all_reduce")
             step.prepare_profiled(recorder)

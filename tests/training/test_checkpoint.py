@@ -22,7 +22,7 @@ from scaling.study.rank.prepared_step import PreparedStep
 from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import TrainingProgress
 from tests.made import cell_of
-from tests.ranks import as_rank
+from tests.ranks import as_rank, refusal
 from tests.training.small import CPU
 
 EPOCHS, CUT_AFTER = 3, 2
@@ -36,24 +36,22 @@ ADAMW = {
     **{"optimizer": "adamw", "learning_rate": 0.002, "momentum": 0.0},
     **{"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
 }
-CELLS = {
-    "all_reduce": BASE,
-    **{name: replace(BASE, aggregator=name) for name in ("one_bit", "host_parallel", "qsgd")},
-    "all_reduce, overlapped": replace(BASE, step="overlapped", bucket_mb=25.0),
-    "all_reduce, sync": replace(BASE, batch_norm="sync"),
-    **{
-        f"{name}, overlapped": replace(BASE, aggregator=name, **SMALL) for name in ("one_bit", "one_bit_flat")
+OTHERS = {
+    **{name: {"aggregator": name} for name in ("one_bit", "host_parallel", "qsgd")},
+    "all_reduce, overlapped": {"step": "overlapped", "bucket_mb": 25.0},
+    "all_reduce, sync": {"batch_norm": "sync"},
+    **{f"{name}, overlapped": {"aggregator": name, **SMALL} for name in ("one_bit", "one_bit_flat")},
+    "mxnet_device, overlapped": {"aggregator": "mxnet_device", "step": "overlapped"},
+    "mxnet_local, overlapped": {"aggregator": "mxnet_local", "step": "overlapped", **ADAMW},
+    "zero1": {"aggregator": "zero1", **ADAMW},
+    "zero2, overlapped": {"aggregator": "zero2", **SMALL, **ADAMW},
+    "zero_redundancy_optimizer": {"aggregator": "zero_redundancy_optimizer", **SMALL, **ADAMW},
+    "power_sgd_hook": {"aggregator": "power_sgd_hook", **SMALL},
+    "one_bit_adam": {
+        **{"aggregator": "one_bit_adam", "aggregator_parameters": {"warmup_steps": 5}, "momentum": 0.0}
     },
-    "mxnet_device, overlapped": replace(BASE, step="overlapped", aggregator="mxnet_device"),
-    "mxnet_local, overlapped": replace(BASE, step="overlapped", aggregator="mxnet_local", **ADAMW),
-    "zero1": replace(BASE, aggregator="zero1", **ADAMW),
-    "zero2, overlapped": replace(BASE, aggregator="zero2", **SMALL, **ADAMW),
-    "zero_redundancy_optimizer": replace(BASE, aggregator="zero_redundancy_optimizer", **SMALL, **ADAMW),
-    "power_sgd_hook": replace(BASE, aggregator="power_sgd_hook", **SMALL),
-    "one_bit_adam": replace(
-        BASE, aggregator="one_bit_adam", aggregator_parameters={"warmup_steps": 5}, momentum=0.0
-    ),
 }
+CELLS = {"all_reduce": BASE, **{name: replace(BASE, **changes) for name, changes in OTHERS.items()}}
 MOVED = {"apart": "module", "moments apart": "update", "of another save": None}
 """Damage -> what of the last checkpoint's step is another."""
 DAMAGES = {
@@ -72,18 +70,6 @@ class CutError(Exception):
     """What ends a training in the middle."""
 
 
-class Recorder:
-    """Takes samples, and raises behind those of an epoch."""
-
-    def __init__(self, cut_after=None):
-        self.rows, self._cut_after = [], cut_after
-
-    def __call__(self, rows):
-        self.rows += rows
-        if self._cut_after is not None and self.rows[-1]["epoch"] > self._cut_after:
-            raise CutError
-
-
 class KeptStep(PreparedStep):
     """Shows the step that was trained."""
 
@@ -92,26 +78,29 @@ class KeptStep(PreparedStep):
         KeptStep.last = self
 
 
-def fingerprint(value, digest=None):
+def fingerprint(value):
     """Of parameters, buffers, momenta and residuals."""
-    digest = digest or hashlib.sha256()
-    for key in sorted(value):
-        digest.update(str(key).encode())
-        if isinstance(value[key], dict):
-            fingerprint(value[key], digest)
-        else:
-            digest.update(value[key].detach().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    if isinstance(value, dict):
+        content = "".join(f"{key} {fingerprint(value[key])} " for key in sorted(value)).encode()
+    else:
+        content = value.detach().contiguous().numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def trained(cell, group, files, cut_after=None):
-    runner, recorder = CellRunner(CPU), Recorder(cut_after)
+    rows = []
+
+    def record(new):
+        rows.extend(new)
+        if cut_after is not None and rows[-1]["epoch"] > cut_after:
+            raise CutError
+
     try:
-        summary = runner.run(cell, group, recorder, files)
+        summary = CellRunner(CPU).run(cell, group, record, files)
     except CutError:
-        return {"rows": recorder.rows}
+        return {"rows": rows}
     state = fingerprint(KeptStep.last.step.state_dict())
-    return {"rows": recorder.rows, "notes": summary.notes, "state": state}
+    return {"rows": rows, "notes": summary.notes, "state": state}
 
 
 def damaged(group, folder):
@@ -154,12 +143,8 @@ def restored_wrong(group, files):
             for values in state.checkpoint_tensors().values():
                 values.zero_()
 
-    try:
-        with mock.patch.object(AggregatorState, "load_state_dict", load):
-            trained(cell, group, files)
-    except CheckpointError as error:
-        return str(error)
-    return "nothing"
+    with mock.patch.object(AggregatorState, "load_state_dict", load):
+        return refusal(CheckpointError, lambda: trained(cell, group, files))
 
 
 def seen_by(workers):
@@ -238,7 +223,6 @@ class TestDamaged:
 
 SHAPES = {"w": "[3] torch.float32"}
 TARGET = Target("a", 1, 2, SHAPES)
-VERSION = "no checkpoint of version 4"
 
 
 def checkpoint(**changes):
@@ -247,6 +231,9 @@ def checkpoint(**changes):
     made = {"progress": TrainingProgress(2, 1.5, None), "rows": rows, "step": step, "saved_together": "ab"}
     made |= {"random_states": [torch.get_rng_state()], "hosts": ["one/0123abcd"]}
     return Checkpoint(**{**made, **changes})
+
+
+WHOLE = checkpoint().to_bytes(TARGET)
 
 
 @pytest.mark.parametrize("train_j", [None, 0.0, 3])
@@ -259,21 +246,22 @@ def test_checkpoint_is_read_as_it_was_written(train_j):
     assert torch.equal(read.random_states[0], made.random_states[0])
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut"])
-def test_other_bytes_are_no_checkpoint(content):
-    with pytest.raises(CheckpointError, match=VERSION):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        *((other, "no checkpoint of version 4") for other in (b"", b"no archive", b"PK\x03\x04cut")),
+        (WHOLE[: len(WHOLE) // 2], "changed, or cut short"),
+    ],
+    ids=["nothing", "no archive", "no whole archive", "half of one"],
+)
+def test_other_bytes_are_no_checkpoint(content, said):
+    with pytest.raises(CheckpointError, match=said):
         Checkpoint.from_bytes(content, TARGET)
-
-
-def test_half_of_one_is_told_by_its_digest():
-    content = checkpoint().to_bytes(TARGET)
-    with pytest.raises(CheckpointError, match="changed, or cut short"):
-        Checkpoint.from_bytes(content[: len(content) // 2], TARGET)
 
 
 @given(st.data())
 def test_no_bit_can_be_flipped_unnoticed(data):
-    content = bytearray(checkpoint().to_bytes(TARGET))
+    content = bytearray(WHOLE)
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
     content[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CheckpointError):
@@ -293,7 +281,7 @@ def test_no_bit_can_be_flipped_unnoticed(data):
 )
 def test_one_of_something_else_says_what_differs(other, message):
     with pytest.raises(CheckpointError, match=message):
-        Checkpoint.from_bytes(checkpoint().to_bytes(TARGET), replace(TARGET, **other))
+        Checkpoint.from_bytes(WHOLE, replace(TARGET, **other))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Codecs as DDP's hooks in two processes: torch's own hooks are the oracle, residuals follow parameters."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from scaling.errors import NotFiniteError
 from scaling.training import overlapped as overlapping
 from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
-from tests.ranks import as_rank
+from tests.ranks import as_rank, refusal
 from tests.training import small
 from tests.training.small import CPU, all_of, batch_of, eager, flat, learnable, overlapped, perceptron
 
@@ -144,32 +146,24 @@ def not_finite(group):
         if group.rank == 1:
             inputs[3, 4] = float("nan")
         step(inputs, targets)
-        try:
-            step.check()
-        except NotFiniteError as error:
-            seen[name] = str(error)
+        seen[name] = refusal(NotFiniteError, step.check)
     return seen
 
 
-class Watch:
+@contextmanager
+def watched():
     """The parameters of each bucket that DDP hands to a step's hook, pass by pass."""
+    passes, hook = [], OverlappedStep._hook
 
-    def __init__(self):
-        self.passes, self._hook = [], OverlappedStep._hook
+    def seen(step, bucket):
+        if bucket.index() == 0:
+            passes.append([])
+        names = {id(p): name for name, p in step.replica.module.named_parameters()}
+        passes[-1].append([names[id(p)] for p in bucket.parameters()])
+        return hook(step, bucket)
 
-    def __enter__(self):
-        def seen(step, bucket):
-            if bucket.index() == 0:
-                self.passes.append([])
-            names = {id(p): name for name, p in step.replica.module.named_parameters()}
-            self.passes[-1].append([names[id(p)] for p in bucket.parameters()])
-            return self._hook(step, bucket)
-
-        OverlappedStep._hook = seen
-        return self
-
-    def __exit__(self, *_):
-        OverlappedStep._hook = self._hook
+    with mock.patch.object(OverlappedStep, "_hook", seen):
+        yield passes
 
 
 class Ledger:
@@ -215,7 +209,7 @@ def stretches(name, group):
     ledger, step, seen = Ledger(create(name, CODECS[name]).own_momentum()), None, []
     for number, bucket_mb in enumerate(BUCKETS_MB):
         saved = step and step.state_dict()
-        with Watch() as watch:
+        with watched() as passes:
             step = hooked(name, group, Crossed(), bucket_mb)
             if saved is not None:
                 step.load_state_dict(saved)
@@ -223,25 +217,15 @@ def stretches(name, group):
                 ledger.step(step, *batch_of(100 * (STEPS_EACH * number + at) + group.rank, 32))
         states = [list(state.layout.names) for state in step._buckets._states]
         left = {"owed": listed(ledger.owed), "withheld": listed(withheld(step))}
-        seen.append({"passes": watch.passes, "states": states, **left})
+        seen.append({"passes": passes, "states": states, **left})
     return {"stretches": seen, "parameters": flat(step.replica.module).tolist()}
 
 
 def set_up_too_early(group):
     """What is said where states are those of the buckets before DDP rebuilds them."""
-    settled, overlapping.PASSES_UNTIL_BUCKETS_STAY = overlapping.PASSES_UNTIL_BUCKETS_STAY, 1
-    step = hooked("one_bit_flat", group, Crossed(), BUCKETS_MB[0])
-    overlapping.PASSES_UNTIL_BUCKETS_STAY = settled
-    try:
-        step(*learnable(group.rank, 0))
-    except (AssertionError, RuntimeError) as error:
-        return str(error)
-    return ""
-
-
-@pytest.fixture(scope="module")
-def ranks(on_ranks):
-    return on_ranks(__file__, 2)
+    with mock.patch.object(overlapping, "PASSES_UNTIL_BUCKETS_STAY", 1):
+        step = hooked("one_bit_flat", group, Crossed(), BUCKETS_MB[0])
+    return refusal(Exception, lambda: step(*learnable(group.rank, 0)))
 
 
 @pytest.mark.parametrize("name", SIXTEEN_BITS)

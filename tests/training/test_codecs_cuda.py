@@ -1,27 +1,22 @@
 """Every codec on two GPUs over NCCL: as on the CPU, without waiting for the device, and in a CUDA graph."""
 
 import traceback
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError
-from scaling.process_group import Group, TorchGroup, run_in_process
-from scaling.runtime.workers import Workers
+from scaling.process_group import run_in_process
 from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import TrainingProgress
 from scaling.training.hooked_buckets import HookedBuckets
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
-from tests.ranks import as_rank
+from tests.ranks import as_rank, refusal
 from tests.training.small import CPU, batch_of, eager, flat, layered, overlapped, perceptron
 
 NAMES = (
@@ -50,12 +45,12 @@ SIXTEEN_BITS = {"fp16": 2**-11, "bf16": 2**-8}
 pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 
 
-def gradient_of(rank: int, step: int) -> Tensor:
+def gradient_of(rank, step):
     return torch.randn(LAYOUT.num_elements, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
 @contextmanager
-def waiting_is_an_error() -> Iterator[None]:
+def waiting_is_an_error():
     """An operation that has the host wait for the device raises RuntimeError."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -65,33 +60,27 @@ def waiting_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def copy_of(mean: Tensor | None) -> Tensor:
-    """Of what every rank gets: replicas' means, which are never None."""
-    assert mean is not None
-    return mean.clone()
-
-
-def on_cpu(aggregator: Aggregator[Any], world_size: int) -> list[Tensor]:
+def on_cpu(aggregator, world_size):
     """The results of the steps between threads."""
 
-    def work(group: Group) -> list[Tensor]:
+    def work(group):
         state = aggregator.start(LAYOUT, group, torch.float32, CPU)
         steps = range(NUM_STEPS)
-        return [copy_of(aggregator.aggregate(state, gradient_of(group.rank, step))) for step in steps]
+        return [aggregator.aggregate(state, gradient_of(group.rank, step)).clone() for step in steps]
 
     return run_in_process(world_size, work)[0]
 
 
-def aggregated(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device) -> dict[str, Any]:
+def aggregated(aggregator, group, device):
     """How far from the CPU's; whether a step waits; what is said of NaN; what changes in other buckets."""
     expected = on_cpu(aggregator, group.world_size)
     state = aggregator.start(LAYOUT, group, torch.float32, device)
     gradients = [gradient_of(group.rank, step).to(device) for step in range(NUM_STEPS)]
-    results = [copy_of(aggregator.aggregate(state, gradients[0].clone()))]
+    results = [aggregator.aggregate(state, gradients[0].clone()).clone()]
     waits = ""
     try:
         with waiting_is_an_error():
-            results += [copy_of(aggregator.aggregate(state, one.clone())) for one in gradients[1:]]
+            results += [aggregator.aggregate(state, one.clone()).clone() for one in gradients[1:]]
     except RuntimeError as error:
         waits = str(error)
     state.check()
@@ -103,13 +92,13 @@ def aggregated(aggregator: Aggregator[Any], group: TorchGroup, device: torch.dev
     }
 
 
-def off(ours: Tensor, theirs: Tensor) -> list[float]:
+def off(ours, theirs):
     """Of the errors relative to the largest value: the largest, and the share of elements above 1e-4."""
     errors = (ours.cpu() - theirs).abs() / theirs.abs().max().clamp(min=1e-30)
     return [errors.max().item(), (errors > 1e-4).double().mean().item()]
 
 
-def moved(aggregator: Aggregator[Any], state: Any, group: TorchGroup, device: torch.device) -> float | None:
+def moved(aggregator, state, group, device):
     """How much what all ranks withhold changes in a bucket of another order; None where nothing is."""
     after = aggregator.start(BACKWARDS, group, torch.float32, device)
     after.load_state_dict(state.state_dict())
@@ -125,28 +114,24 @@ def moved(aggregator: Aggregator[Any], state: Any, group: TorchGroup, device: to
     return max((before[name] - then[name]).abs().max().item() for name in SHAPES)
 
 
-def said_of_nan(aggregator: Aggregator[Any], state: Any, gradient: Tensor) -> str:
+def said_of_nan(aggregator, state, gradient):
     """What this rank says of one NaN in rank 1's gradient."""
     if state.group.rank == 1:
         gradient[IN_FC] = float("nan")
     aggregator.aggregate(state, gradient)
-    try:
-        state.check()
-    except NotFiniteError as error:
-        return str(error)
-    return ""
+    return refusal(NotFiniteError, state.check)
 
 
-def network(device: torch.device) -> nn.Module:
+def network(device):
     return perceptron(300, 500, 10).to(device)
 
 
-def batch(rank: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def batch(rank, number, device):
     inputs, targets = batch_of(100 * number + rank, 64, 300, 10)
     return inputs.to(device), targets.to(device)
 
 
-def made(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, is_layered: bool) -> Any:
+def made(aggregator, group, device, *, is_layered):
     """A step that can be captured: the exchange behind the backward pass, or layer by layer under it."""
     chosen = (network(device), aggregator, SgdSettings(0.01, momentum=0.9), group)
     if is_layered:
@@ -154,16 +139,14 @@ def made(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *
     return eager(*chosen, capturable=True)
 
 
-def take_steps(step: Any, group: TorchGroup, device: torch.device, numbers: range) -> list[float]:
+def take_steps(step, group, device, numbers):
     """The losses of these steps."""
     losses = [step(*batch(group.rank, number, device)) for number in numbers]
     step.check()
     return torch.stack(losses).tolist()
 
 
-def captured_less_eager(
-    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, is_layered: bool
-) -> float:
+def captured_less_eager(aggregator, group, device, *, is_layered):
     """The largest difference between the parameters that a step ends with as it is, and captured."""
     ends = []
     for captured in (False, True):
@@ -177,7 +160,7 @@ def captured_less_eager(
     return (ends[0] - ends[1]).abs().max().item()
 
 
-def hooked_less_plain(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device) -> float:
+def hooked_less_plain(aggregator, group, device):
     """The largest difference between the parameters that an overlapped step ends with whose exchanges are
     CUDA graphs, and one that runs them as they are written."""
     ends, sent = [], []
@@ -200,26 +183,24 @@ def hooked_less_plain(aggregator: Aggregator[Any], group: TorchGroup, device: to
     return (ends[0] - ends[1]).abs().max().item()
 
 
-def resumed(
-    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, is_layered: bool
-) -> dict[str, Any]:
+def resumed(aggregator, group, device, *, is_layered):
     """The captured losses after a checkpoint, and how far the first two trainings' parameters are apart.
 
     Of the training that goes on, of one that takes it over, of one that takes over all but the codec's state.
     """
 
-    def captured() -> CapturedStep:
-        step: Any = made(aggregator, group, device, is_layered=is_layered)
+    def captured():
+        step = made(aggregator, group, device, is_layered=is_layered)
         return CapturedStep(step, *batch(group.rank, 99, device), group)
 
     later = range(NUM_TRAINED, 2 * NUM_TRAINED)
-    uncut: Any = captured()
+    uncut = captured()
     fresh = uncut.state_dict()["aggregator"]
     take_steps(uncut, group, device, range(NUM_TRAINED))
     target = Target.of(uncut.replica.module, "cell", group.rank, group.world_size)
     content = Checkpoint.of(uncut, TrainingProgress(1, 1.0), [], device).to_bytes(target)
-    seen: dict[str, Any] = {"uncut": take_steps(uncut, group, device, later)}
-    other: Any = captured()
+    seen = {"uncut": take_steps(uncut, group, device, later)}
+    other = captured()
     saved = Checkpoint.from_bytes(content, target)
     saved.restore(other, device)
     seen["resumed"] = take_steps(other, group, device, later)
@@ -229,12 +210,12 @@ def resumed(
     return seen
 
 
-def seen_by(workers: Workers) -> dict[str, Any]:
+def seen_by(workers):
     device = torch.device("cuda", workers.info.rank)
     torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = False
     group = workers.group(device)
-    seen: dict[str, Any] = {}
+    seen = {}
     for name in NAMES:
         aggregator = create(name, PARAMETERS.get(name, {}))
         try:
@@ -247,11 +228,6 @@ def seen_by(workers: Workers) -> dict[str, Any]:
         except Exception:
             seen[name] = {**seen.get(name, {}), "failed": traceback.format_exc()}
     return seen
-
-
-@pytest.fixture(scope="module")
-def ranks(on_ranks):
-    return on_ranks(__file__, 2)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
 from scaling.errors import StudyError
-from tests.ranks import as_rank
+from tests.ranks import as_rank, refusal
 from tests.training.small import batch, flat, perceptron
 
 AGGREGATORS = {
@@ -134,11 +134,7 @@ def closed(group, device):
 
 
 def refused(name, model):
-    try:
-        scaling.comm_hook(name, model)
-    except StudyError as error:
-        return str(error)
-    return ""
+    return refusal(StudyError, lambda: scaling.comm_hook(name, model))
 
 
 def seen_by(workers):
@@ -154,11 +150,6 @@ def seen_by(workers):
         "refused": {name: refused(name, wrapped(group, device)) for name in NO_HOOKS},
         "no ddp": refused("one_bit", network(device)),
     }
-
-
-@pytest.fixture(scope="module")
-def ranks(on_ranks):
-    return on_ranks(__file__, 2)
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)

@@ -17,17 +17,8 @@ from scaling.measure.clock import MonotonicClock
 from scaling.measure.phases import PhaseRecorder
 from scaling.process_group import run_in_process
 from scaling.training.replica import FlatReplica, require_dtypes
-from tests.ranks import as_rank
-from tests.training.mixed_models import (
-    MIXED,
-    NUM_STEPS,
-    RARE,
-    SETTINGS,
-    Network,
-    apart,
-    coarsest_eps,
-    plainly_trained,
-)
+from tests.ranks import as_rank, refusal
+from tests.training.mixed_models import MIXED, NUM_STEPS, RARE, SETTINGS, Network, apart, plainly_trained
 from tests.training.small import all_of, batch, eager, layered, overlapped
 
 IN_PLACES = ("caffe", "mxnet_device", "torch_cpu")
@@ -92,7 +83,7 @@ def unit(module, world_size, name):
     Torch rounds 16-bit values otherwise at the end of a span, and `torch_cpu` steps a span a rank.
     """
     rounds_once = world_size < 3 and name != "torch_cpu"
-    return 0.0 if rounds_once else coarsest_eps(module)
+    return 0.0 if rounds_once else max(torch.finfo(one.dtype).eps for one in module.parameters())
 
 
 @pytest.mark.sampled(4)
@@ -190,10 +181,9 @@ def test_state_of_a_model_of_one_dtype_has_no_buckets_of_dtypes(mode):
     def work(group):
         step = made(mode, Network(), group, "ring")
         take(step, group.rank, 0, 1)
-        return step.state_dict()["update"]
+        assert all(isinstance(one, torch.Tensor) for one in step.state_dict()["update"].values())
 
-    (update,) = run_in_process(1, work)
-    assert all(isinstance(one, torch.Tensor) for one in update.values())
+    run_in_process(1, work)
 
 
 @pytest.mark.parametrize("mode", ["eager", "whole"])
@@ -212,9 +202,6 @@ def test_state_of_a_model_with_other_dtypes_is_refused(mode, old, new):
 class OnlyFloat32(AllReduce):
     name = "only_float32"
     dtypes = (torch.float32,)
-
-
-HOROVODS = ("horovod", "horovod_optimizer")
 
 
 class TestRefused:
@@ -245,7 +232,7 @@ class TestRefused:
         ("name", "taken"),
         [
             ("mpi", {torch.float32, torch.float64}),
-            *((name, {torch.float32, torch.float64, torch.float16}) for name in HOROVODS),
+            *((f"horovod{end}", {torch.float32, torch.float64, torch.float16}) for end in ("", "_optimizer")),
             *((name, set(DTYPES)) for name in ("mpi_one_bit", "ring")),
         ],
     )
@@ -297,17 +284,12 @@ def resumed_hooks(group):
 def refused(group):
     module = Network()
     module.odd = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-    try:
-        made("overlapped", module, group, "all_reduce")
-    except StudyError as error:
-        return str(error)
-    return ""
+    return refusal(StudyError, lambda: made("overlapped", module, group, "all_reduce"))
 
 
 @pytest.fixture(scope="module")
-def seen(on_ranks):
+def seen(ranks):
     """seen(scenario, key): what both ranks saw."""
-    ranks = on_ranks(__file__, 2)
     return lambda scenario, key: [rank[scenario][key] for rank in ranks]
 
 

@@ -8,23 +8,19 @@ from typing import get_args
 import pytest
 import torch
 
-from scaling.aggregators.registry import create
 from scaling.errors import StudyError
 from scaling.measure.clock import clock_for
 from scaling.measure.phases import UNMARKED, PhaseRecorder
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
-from scaling.training.feeding import AugmentedFeeder, Batch, InputPlacement, feeder_for
+from scaling.training.feeding import AugmentedFeeder, Batch, Feeder, InputPlacement, feeder_for
 from scaling.training.optimizers import SgdSettings
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from scaling.workloads.base import Split
 from scaling.workloads.sampling import Variations, crop_and_flip, epoch_variations
+from tests.training.small import CPU, eager, perceptron
 from tests.waiting import LIMIT_S
 
-CPU = torch.device("cpu")
-NUM_SAMPLES, NUM_BATCHES, LOCAL_BATCH = 40, 4, 6
-NUM_WORKERS = 2
+NUM_SAMPLES, NUM_BATCHES, LOCAL_BATCH, NUM_WORKERS = 40, 4, 6, 2
 
 
 def split(device: torch.device = CPU) -> Split:
@@ -34,9 +30,12 @@ def split(device: torch.device = CPU) -> Split:
 
 
 def batches() -> torch.Tensor:
-    return torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(1))[
-        : NUM_BATCHES * LOCAL_BATCH
-    ].view(NUM_BATCHES, LOCAL_BATCH)
+    order = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(1))
+    return order[: NUM_BATCHES * LOCAL_BATCH].view(NUM_BATCHES, LOCAL_BATCH)
+
+
+def made(placement: str, device: torch.device = CPU, samples: Split | None = None) -> Feeder:
+    return feeder_for(placement, samples or split(device), batches(), device, NUM_WORKERS)
 
 
 def variations(seed: int = 0) -> Variations:
@@ -45,7 +44,7 @@ def variations(seed: int = 0) -> Variations:
 
 def taken(placement: str, device: torch.device, count: int, seed: int | None = None) -> list[Batch]:
     """Copies of the first batches, in host memory; with a seed they are augmented."""
-    feeder = feeder_for(placement, split(device), batches(), device, NUM_WORKERS)
+    feeder = made(placement, device)
     if seed is not None:
         feeder = AugmentedFeeder(feeder, batches(), variations(seed), device)
     return [Batch(*(tensor.cpu().clone() for tensor in feeder.next(UNMARKED))) for _ in range(count)]
@@ -96,11 +95,10 @@ def test_augmentation_is_of_the_seed_and_changes_no_sample_of_the_split():
 @pytest.mark.parametrize("placement", ["device", "loader"])
 def test_waiting_and_augmenting_are_the_phase_input_and_a_cpu_copies_nothing(placement, augmented):
     marks = Named()
-    feeder = feeder_for(placement, split(), batches(), CPU, NUM_WORKERS)
+    feeder = made(placement)
     if augmented:
-        AugmentedFeeder(feeder, batches(), variations(), CPU).next(marks)
-    else:
-        feeder.next(marks)
+        feeder = AugmentedFeeder(feeder, batches(), variations(), CPU)
+    for _ in range(1 if augmented else 2):
         feeder.next(marks)
     assert marks.seen == [("main", "input")] * 2
 
@@ -108,12 +106,12 @@ def test_waiting_and_augmenting_are_the_phase_input_and_a_cpu_copies_nothing(pla
 @pytest.mark.parametrize("placement", ["pinned", "pageable"])
 def test_copies_to_a_gpu_are_refused_on_a_cpu(placement):
     with pytest.raises(StudyError, match=f"{placement} is a copy to a GPU; on cpu use device or loader"):
-        feeder_for(placement, split(), batches(), CPU, NUM_WORKERS)
+        made(placement)
 
 
 def test_loaders_processes_end_with_it():
     before = set(multiprocessing.active_children())
-    feeder = feeder_for("loader", split(), batches(), CPU, NUM_WORKERS)
+    feeder = made("loader")
     feeder.next(UNMARKED)
     workers = set(multiprocessing.active_children()) - before
     assert len(workers) == NUM_WORKERS
@@ -135,12 +133,9 @@ class TestOnAGpu:
         device, num_steps = torch.device("cuda"), 2 * NUM_BATCHES
 
         def losses(group: InProcessGroup, *, is_captured: bool) -> list[float]:
-            torch.manual_seed(0)
-            module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2 * 6 * 5, 7)).cuda()
-            settings = SgdSettings(learning_rate=0.05, momentum=0.9)
-            step = EagerStep(FlatReplica(module), create("none"), settings, group, capturable=is_captured)
-            feeder = feeder_for("device", split(device), batches(), device, NUM_WORKERS)
-            augmented = AugmentedFeeder(feeder, batches(), variations(), device)
+            module = torch.nn.Sequential(torch.nn.Flatten(), *perceptron(2 * 6 * 5, 7)).cuda()
+            step = eager(module, "none", SgdSettings(0.05, momentum=0.9), group, capturable=is_captured)
+            augmented = AugmentedFeeder(made("device", device), batches(), variations(), device)
             if not is_captured:
                 return [step(*augmented.next(UNMARKED)).item() for _ in range(num_steps)]
             example = (values[:LOCAL_BATCH].to(device) for values in (split().inputs, split().targets))
@@ -167,8 +162,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("placement", get_args(InputPlacement))
     def test_samples_that_have_no_room_there_are_taken_from_host_memory(self, placement):
-        device = torch.device("cuda")
-        feeder = feeder_for(placement, split(CPU), batches(), device, NUM_WORKERS)
+        feeder = made(placement, torch.device("cuda"), split(CPU))
         for expected in taken("device", CPU, 2 * NUM_BATCHES):
             batch = feeder.next(UNMARKED)
             for ours, theirs in zip(batch, expected, strict=True):
@@ -185,16 +179,13 @@ class TestOnAGpu:
         ],
     )
     def test_copies_are_marked_where_they_run(self, placement, marked):
-        device = torch.device("cuda")
-        feeder = feeder_for(placement, split(device), batches(), device, NUM_WORKERS)
         marks = Named()
-        feeder.next(marks)
+        made(placement, torch.device("cuda")).next(marks)
         assert set(marks.seen) == marked
 
     def test_next_batch_is_copied_while_the_step_computes(self):
         device = torch.device("cuda")
-        recorder = PhaseRecorder(clock_for(device))
-        feeder = feeder_for("pinned", split(device), batches(), device, NUM_WORKERS)
+        recorder, feeder = PhaseRecorder(clock_for(device)), made("pinned", device)
         feeder.next(UNMARKED)
         with recorder.step(profiled=True) as marks:
             feeder.next(marks)

@@ -1,5 +1,6 @@
 """The layer-by-layer step trains as the eager one does, whatever its buckets."""
 
+import functools
 import gc
 import weakref
 
@@ -13,13 +14,12 @@ from scaling.training.captured import CapturedStep
 from scaling.training.layered import LayeredStep, bucket_tensors
 from scaling.training.optimizers import SgdSettings
 from tests.training import small
-from tests.training.small import BUCKETS_MB, CPU, SGD, batch, eager, normalised
+from tests.training.small import BUCKETS_MB, CPU, SGD, batch, eager, normalised, perceptron
 
 NUM_STEPS = 4
 
 
-def network() -> nn.Module:
-    return normalised(12, 40, 30, 6)
+network = functools.partial(normalised, 12, 40, 30, 6)
 
 
 def layered(group: InProcessGroup, aggregator: str, bucket_mb: float) -> LayeredStep:
@@ -88,19 +88,11 @@ def test_residuals_of_stripes_follow_into_other_buckets(old, new):
 
 
 def test_parameters_that_the_loss_does_not_need_have_a_gradient_of_zero():
-    class Partly(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = nn.Linear(12, 6), nn.Linear(3, 3)
-
-        def forward(self, inputs):
-            return self.used(inputs)
-
     def work(group):
-        module, settings = Partly(), SgdSettings(learning_rate=0.1)
-        before = module.unused.weight.detach().clone()
+        module, settings = perceptron(12, 6), SgdSettings(learning_rate=0.1)
+        module.unused = nn.Parameter(torch.ones(3))
         small.layered(module, "all_reduce", settings, group, bucket_mb=1e-6)(*batch(group.rank, 0))
-        return torch.equal(module.unused.weight, before)
+        return torch.equal(module.unused, torch.ones(3))
 
     assert all(run_in_process(2, work))
 

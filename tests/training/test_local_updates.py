@@ -19,11 +19,10 @@ from scaling.training.local_updates import LocalStep, OneBlock, end_block
 from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.outer_updates import outer_update
 from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from scaling.training.step_check import StepCheck
 from scaling.workloads.base import Split
 from tests.training import small
-from tests.training.small import batch_of, perceptron
+from tests.training.small import batch_of, eager, perceptron
 
 PLAIN = SgdSettings(0.05)
 MOMENTUM = SgdSettings(0.05, momentum=0.9, weight_decay=1e-3)
@@ -38,10 +37,15 @@ network = functools.partial(perceptron, 12, 20, 6)
 
 def local(group, settings=PLAIN, every=EVERY, outer="average", aggregator="ring", wire=None, **numbers):
     update = outer_update(outer, group.world_size, **numbers)
-    gradients = GradientSettings(wire=wire)
     made = create(aggregator) if isinstance(aggregator, str) else aggregator
-    replica = FlatReplica(network())
-    return LocalStep(replica, made, settings, group, gradients, sync_every=every, outer=update)
+    chosen = (FlatReplica(network()), made, settings, group, GradientSettings(wire=wire))
+    return LocalStep(*chosen, sync_every=every, outer=update)
+
+
+def take(step, rank, count=EVERY):
+    for batch in batches(rank, count=count):
+        step(*batch)
+    return step
 
 
 def flat(step) -> torch.Tensor:
@@ -66,9 +70,8 @@ def moved(start: torch.Tensor, rank: int, block: int, settings=PLAIN) -> torch.T
     """What a rank alone moves the model by in a block, with SGD that keeps nothing; float64."""
 
     def work(group):
-        replica = FlatReplica(network())
-        replica.parameters.copy_(start)
-        step = EagerStep(replica, create("none"), settings, group)
+        step = eager(network(), "none", settings, group)
+        step.replica.parameters.copy_(start)
         for batch in batches(rank)[block * EVERY : (block + 1) * EVERY]:
             step(*batch)
         return flat(step).double() - start.double()
@@ -81,12 +84,10 @@ class TestLaws:
     @pytest.mark.parametrize("world_size", [1, 2, 4])
     @pytest.mark.parametrize("settings", [PLAIN, MOMENTUM], ids=["plain", "momentum"])
     @pytest.mark.parametrize("aggregator", AGGREGATORS)
-    def test_blocks_of_one_step_of_sgd_are_todays_steps_within_rounding(
-        self, aggregator, settings, world_size
-    ):
+    def test_blocks_of_one_step_of_sgd_are_plain_steps(self, aggregator, settings, world_size):
         def work(group):
             block = local(group, settings, every=1, aggregator=aggregator)
-            step = EagerStep(FlatReplica(network()), create(aggregator), settings, group)
+            step = eager(network(), aggregator, settings, group)
             for batch in batches(group.rank):
                 block(*batch)
                 step(*batch)
@@ -107,9 +108,7 @@ class TestLaws:
 
     def test_replicas_differ_inside_a_block_and_nothing_is_sent(self):
         def work(group):
-            step = local(group)
-            for batch in batches(group.rank, count=EVERY - 1):
-                step(*batch)
+            step = take(local(group), group.rank, EVERY - 1)
             inside = flat(step), group.meter.bytes_sent
             step(*batches(group.rank)[0])
             return *inside, flat(step), group.meter.bytes_sent
@@ -117,8 +116,7 @@ class TestLaws:
         (first, sent, _, sent_after), (second, *_) = run_in_process(2, work)
         assert (first - second).abs().max() > 1e-3
         assert sent == 0
-        elements = first.numel()
-        assert sent_after == Ring().wire_bytes(FlatReplica(network()).layout, 2, 0, 4) == 4 * elements
+        assert sent_after == Ring().wire_bytes(FlatReplica(network()).layout, 2, 0, 4) == 4 * first.numel()
 
     @pytest.mark.parametrize("settings", [PLAIN, MOMENTUM, ADAMW], ids=["plain", "momentum", "adamw"])
     def test_average_is_the_mean_of_what_the_ranks_alone_come_to(self, settings):
@@ -169,8 +167,7 @@ class TestOuterUpdates:
         def update(begun, mean, state):
             model, delta = state if isinstance(state, tuple) else (begun, torch.zeros_like(begun))
             delta = 0.5 * delta + 0.9 * mean
-            model = model + delta
-            return model + 0.5 * delta, (model, delta)
+            return model + delta + 0.5 * delta, (model + delta, delta)
 
         self.follow(update, outer="nesterov", momentum=0.5, learning_rate=0.9)
 
@@ -191,10 +188,7 @@ class TestOuterUpdates:
 class TestOptimizerState:
     def states(self, outer, settings):
         def work(group):
-            step = local(group, settings, outer=outer)
-            for batch in batches(group.rank, count=EVERY):
-                step(*batch)
-            return step.state_dict()["own"]["update"]
+            return take(local(group, settings, outer=outer), group.rank).state_dict()["own"]["update"]
 
         return run_in_process(2, work)
 
@@ -213,9 +207,7 @@ class TestOptimizerState:
 
     def test_both_optimizers_count_as_memory(self):
         def work(group):
-            step = local(group, MOMENTUM, outer="block_momentum")
-            for batch in batches(group.rank, count=EVERY):
-                step(*batch)
+            step = take(local(group, MOMENTUM, outer="block_momentum"), group.rank)
             return step.optimizer_state_bytes / step.replica.parameters.nbytes
 
         assert run_in_process(2, work) == [2.0, 2.0]
@@ -226,25 +218,17 @@ class TestCheckpoint:
     @pytest.mark.parametrize("aggregator", ["ring", "host_parallel"])
     def test_another_step_goes_on_bit_for_bit(self, aggregator, settings):
         def work(group):
-            step = local(group, settings, outer="nesterov", aggregator=aggregator)
-            own = batches(group.rank)
-            for batch in own[: 2 * EVERY]:
-                step(*batch)
-            saved = step.state_dict()
-            other = local(group, settings, outer="nesterov", aggregator=aggregator)
-            other.load_state_dict(saved)
-            for batch in own[2 * EVERY :]:
-                step(*batch)
-                other(*batch)
-            return flat(step), flat(other)
+            chosen = {"settings": settings, "outer": "nesterov", "aggregator": aggregator}
+            step, other = (local(group, **chosen) for _ in range(2))
+            other.load_state_dict(take(step, group.rank, 2 * EVERY).state_dict())
+            return [flat(take(one, group.rank, 2 * EVERY)) for one in (step, other)]
 
         for uncut, restored in run_in_process(2, work):
             assert torch.equal(uncut, restored)
 
     def test_inside_a_block_there_is_none(self):
         def work(group):
-            step = local(group)
-            step(*batches(0)[0])
+            step = take(local(group), 0, 1)
             with pytest.raises(CheckpointError, match="not ended"):
                 step.state_dict()
 
@@ -271,8 +255,7 @@ class TestTraining:
 
     def test_ending_a_block_twice_exchanges_once(self):
         def work(group):
-            step = local(group)
-            step(*batches(group.rank)[0])
+            step = take(local(group), group.rank, 1)
             end_block(step)
             sent = group.meter.bytes_sent
             end_block(step)

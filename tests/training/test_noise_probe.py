@@ -1,5 +1,7 @@
 """What a training records of its gradients' squared norms, and that it learns the same all the while."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -19,6 +21,7 @@ from scaling.training.outer_updates import outer_update
 from scaling.training.replica import FlatReplica
 from scaling.workloads.base import Split, cross_entropy
 from tests.training import small
+from tests.training.mixed_models import Network
 from tests.training.small import batch_of, batches, normalised
 
 SETTINGS = SgdSettings(0.05, momentum=0.9)
@@ -31,8 +34,7 @@ def each_second(monkeypatch):
     monkeypatch.setattr(noise_probe, "STRIDE", dict.fromkeys(noise_probe.STRIDE, 2))
 
 
-def network() -> nn.Module:
-    return normalised(12, 20, 6)
+network = functools.partial(normalised, 12, 20, 6)
 
 
 def gradient(module: nn.Module, inputs, targets) -> torch.Tensor:
@@ -40,13 +42,12 @@ def gradient(module: nn.Module, inputs, targets) -> torch.Tensor:
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
 
 
-def eager(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
-    return small.eager(network(), aggregator, SETTINGS, group, gradients, compute=compute)
+def eager(group, aggregator, *gradients, **how):
+    return small.eager(network(), aggregator, SETTINGS, group, *gradients, **how)
 
 
-def layered(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
-    how = {"bucket_mb": 1e-3, "compute": compute}
-    return small.layered(network(), aggregator, SETTINGS, group, gradients, **how)
+def layered(group, aggregator, *gradients, **how):
+    return small.layered(network(), aggregator, SETTINGS, group, *gradients, bucket_mb=1e-3, **how)
 
 
 def by_tensor(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
@@ -64,7 +65,7 @@ def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32,
 
     def work(group):
         aggregator = create(name)
-        step = make(group, aggregator, gradients, compute)
+        step = make(group, aggregator, gradients, compute=compute)
         probe = NoiseProbe(step, aggregator, gradients, group, LOCAL)
         own = []
         for number, batch in enumerate(batches(group.rank, COUNT)):
@@ -137,17 +138,6 @@ def test_several_workers_take_their_batch_in_micro_batches():
     assert_norms([(got, [own.mean(dim=0, keepdim=True) for own in parts], None) for got, parts, _ in ranks])
 
 
-class Compilable(nn.Module):
-    """Torch compiles no container of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = network()
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.layers(inputs)
-
-
 def test_a_compiled_model_is_not_compiled_again_for_parts():
     compiled = []
 
@@ -156,7 +146,7 @@ def test_a_compiled_model_is_not_compiled_again_for_parts():
         return graph.forward
 
     def work(group):
-        step = small.eager(Compilable(), "none", SETTINGS, group)
+        step = small.eager(Network(), "none", SETTINGS, group)
         step.replica.module.compile(backend=backend)
         probe = NoiseProbe(step, create("none"), AS_THEY_ARE, group, LOCAL)
         for number, batch in enumerate(batches(0, COUNT)):
@@ -195,22 +185,19 @@ def test_shards_and_parts_of_different_sizes_are_not_compared(name, world_size, 
 def test_a_training_is_the_same_bit_for_bit_and_sends_the_same(name, make, world_size):
     split = Split(*batch_of(0, 80))
 
-    def trained(is_probed):
-        def work(group):
-            torch.manual_seed(1)
-            aggregator = create(name)
-            step = make(group, aggregator)
-            probe = NoiseProbe(step, aggregator, AS_THEY_ARE, group, LOCAL) if is_probed else None
-            plan = TrainingPlan(LOCAL * world_size, epochs=2, seed=0)
-            chosen = (step, split, split, plan, group, MonotonicClock(), lambda seconds: seconds)
-            rows = list(train(*chosen, noise=probe))
-            return rows, step.replica.parameters.clone(), dict(step.replica.module.named_buffers())
+    def trained(group, is_probed):
+        aggregator = create(name)
+        step = make(group, aggregator)
+        probe = NoiseProbe(step, aggregator, AS_THEY_ARE, group, LOCAL) if is_probed else None
+        plan = TrainingPlan(LOCAL * world_size, epochs=2, seed=0)
+        chosen = (step, split, split, plan, group, MonotonicClock(), lambda seconds: seconds)
+        rows = list(train(*chosen, noise=probe))
+        return rows, dict(step.replica.module.state_dict())
 
-        return run_in_process(world_size, work)
-
-    for (rows, model, buffers), (plain, same, others) in zip(trained(True), trained(False), strict=True):
-        assert torch.equal(model, same)
-        assert all(torch.equal(buffer, others[key]) for key, buffer in buffers.items())
+    for (rows, model), (plain, same) in run_in_process(
+        world_size, lambda group: [trained(group, is_probed) for is_probed in (True, False)]
+    ):
+        assert all(torch.equal(one, same[key]) for key, one in model.items())
         for row, without in zip(rows, plain, strict=True):
             assert row.pop("noise")["small"]
             row.pop("train_s")

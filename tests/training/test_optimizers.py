@@ -8,9 +8,8 @@ from scaling.process_group import run_in_process
 from scaling.training.compute import FLOAT32, Compute
 from scaling.training.gradients import AS_THEY_ARE, INITIAL_SCALE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import AdamSettings, SgdSettings
-from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
 from scaling.training.step_check import StepCheck
+from tests.training.small import CPU, batch_of, eager
 
 NUM_STEPS = 5
 ADAMW = AdamSettings(0.01, weight_decay=0.1, decoupled=True)
@@ -31,11 +30,9 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
 
 
-def batches(num_samples=8):
+def batches():
     generator = torch.Generator().manual_seed(1)
-    for _ in range(NUM_STEPS):
-        inputs = torch.randn(num_samples, 6, generator=generator)
-        yield inputs, torch.randint(3, (num_samples,), generator=generator)
+    return [batch_of(generator, 8, 6, 3) for _ in range(NUM_STEPS)]
 
 
 def shares(group):
@@ -44,7 +41,7 @@ def shares(group):
 
 
 def stepped(name, settings, group, gradients=AS_THEY_ARE, compute=FLOAT32):
-    step = EagerStep(FlatReplica(network(), compute=compute), create(name), settings, group, gradients)
+    step = eager(network(), name, settings, group, gradients, compute=compute)
     for inputs, targets in shares(group):
         step(inputs, targets)
     return step
@@ -62,18 +59,21 @@ def by_torch(settings, clip_norm=None) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in module.parameters()]
 
 
-def assert_same(step, expected) -> None:
-    for own, other in zip(step.replica.trainable, expected, strict=True):
-        torch.testing.assert_close(own.detach(), other, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("site", SITES)
-@pytest.mark.parametrize("name", SETTINGS)
-def test_every_optimizer_steps_at_every_site_as_torch_does(name, site):
+@pytest.mark.parametrize(
+    ("name", "clip_norm", "accumulate"),
+    [
+        *((name, None, 1) for name in SETTINGS),
+        *(("adamw", CLIP_NORM, 1), ("adamw", None, 2), ("adamw", None, 4)),
+    ],
+)
+def test_every_site_steps_as_torch_does_clipped_and_in_micro_batches_too(name, clip_norm, accumulate, site):
     assert create(SITES[site]).update_site == site
-    expected = by_torch(SETTINGS[name])
-    for step in run_in_process(2, lambda group: stepped(SITES[site], SETTINGS[name], group)):
-        assert_same(step, expected)
+    expected = by_torch(SETTINGS[name], clip_norm)
+    how = {"gradients": GradientSettings(clip_norm=clip_norm), "compute": Compute(accumulate=accumulate)}
+    for step in run_in_process(2, lambda group: stepped(SITES[site], SETTINGS[name], group, **how)):
+        for own, other in zip(step.replica.trainable, expected, strict=True):
+            torch.testing.assert_close(own.detach(), other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.sampled(4)
@@ -83,8 +83,7 @@ def test_checks_of_a_run_accept_every_optimizer_at_every_site_clipped_too(name, 
     settings = SETTINGS[name]
 
     def checked(group):
-        chosen = (FlatReplica(network()), create(SITES[site]), settings, group)
-        step = EagerStep(*chosen, GradientSettings(clip_norm=CLIP_NORM))
+        step = eager(network(), SITES[site], settings, group, GradientSettings(clip_norm=CLIP_NORM))
         check = StepCheck(step, create(SITES[site]), settings, group)
         check.steps(list(shares(group)), 4)
         return check.findings
@@ -93,18 +92,8 @@ def test_checks_of_a_run_accept_every_optimizer_at_every_site_clipped_too(name, 
         assert (findings.num_steps, findings.laws) == (4, {"exact mean"})
 
 
-@pytest.mark.parametrize("site", SITES)
-def test_the_mean_gradient_is_clipped_at_every_site(site):
-    expected = by_torch(ADAMW, CLIP_NORM)
-    settings = GradientSettings(clip_norm=CLIP_NORM)
-    for step in run_in_process(2, lambda group: stepped(SITES[site], ADAMW, group, settings)):
-        assert_same(step, expected)
-
-
 def test_a_local_gradient_is_clipped_before_the_exchange():
-    treatment = GradientTreatment(
-        GradientSettings(clip_norm=1.0, clip_gradient="local"), Compute(), torch.device("cpu")
-    )
+    treatment = GradientTreatment(GradientSettings(clip_norm=1.0, clip_gradient="local"), FLOAT32, CPU)
     gradient = torch.tensor([3.0, 4.0])
     treatment.before_exchange([gradient])
     torch.testing.assert_close(gradient, torch.tensor([0.6, 0.8]), rtol=1e-4, atol=0)
@@ -117,30 +106,22 @@ def test_memory_of_the_state_is_counted_where_it_is_kept():
     assert 8 * num_values < total < 8 * num_values + 100  # two moments, and the counts of steps
 
 
-@pytest.mark.parametrize("accumulate", [2, 4])
-@pytest.mark.parametrize("site", SITES)
-def test_micro_batches_give_the_gradient_of_the_batch(site, accumulate):
-    expected = by_torch(ADAMW)
-    compute = Compute(accumulate=accumulate)
-    for step in run_in_process(2, lambda group: stepped(SITES[site], ADAMW, group, compute=compute)):
-        assert_same(step, expected)
-
-
 def test_micro_batches_are_exchanged_once():
-    def sent(group, accumulate):
-        stepped("ring", ADAMW, group, compute=Compute(accumulate=accumulate))
-        return group.meter.bytes_sent
+    def sent(group):
+        counts = []
+        for accumulate in (1, 2):
+            group.meter.reset()
+            stepped("ring", ADAMW, group, compute=Compute(accumulate=accumulate))
+            counts.append(group.meter.bytes_sent)
+        return counts
 
-    counts = [run_in_process(2, lambda group, k=k: sent(group, k)) for k in (1, 2)]
-    assert counts[0] == counts[1]
+    assert all(one == other for one, other in run_in_process(2, sent))
 
 
 class TestLossScale:
-    COMPUTE = Compute(torch.float16)
-
     def treated(self, gradient, settings=SETTINGS["sgd"]):
         """One update of a parameter of ones with that scaled mean gradient."""
-        treatment = GradientTreatment(GradientSettings(), self.COMPUTE, torch.device("cpu"))
+        treatment = GradientTreatment(AS_THEY_ARE, Compute(torch.float16), CPU)
         parameter = torch.nn.Parameter(torch.ones(len(gradient)))
         optimizer = settings.optimizer([parameter], skippable=True)
         optimizer.found_inf = treatment.found_inf
@@ -168,7 +149,7 @@ class TestLossScale:
 
     def test_scale_follows_that_of_torch(self):
         scaler = torch.amp.GradScaler("cpu", growth_interval=2000)
-        treatment = GradientTreatment(GradientSettings(), self.COMPUTE, torch.device("cpu"))
+        treatment = GradientTreatment(AS_THEY_ARE, Compute(torch.float16), CPU)
         parameter = torch.nn.Parameter(torch.ones(1))
         optimizer = torch.optim.SGD([parameter], lr=0.1)
         for factor in (1.0, torch.inf, 2.0, torch.inf):
@@ -182,7 +163,7 @@ class TestLossScale:
         assert float(treatment.state_dict()["scale"]) == scaler.get_scale()
 
     def test_scale_is_saved_and_restored(self):
-        treatment, _, _ = self.treated(torch.tensor([torch.inf]))
-        other = GradientTreatment(GradientSettings(), self.COMPUTE, torch.device("cpu"))
+        treatment, *_ = self.treated(torch.tensor([torch.inf]))
+        other = GradientTreatment(AS_THEY_ARE, Compute(torch.float16), CPU)
         other.load_state_dict(treatment.state_dict())
         assert other.state_dict() == treatment.state_dict()

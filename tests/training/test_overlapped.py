@@ -1,10 +1,12 @@
 """The overlapped step in two real processes: the same training, in buckets, with the exchange in sight."""
 
+import functools
 import gc
 import threading
 import weakref
 from dataclasses import dataclass
 from typing import ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from scaling.measure.phases import PhaseRecorder
 from scaling.training import ddp as wrapping
 from scaling.training.ddp import TAKES_SIZES, DdpSettings
 from scaling.training.optimizers import SgdSettings
-from tests.ranks import as_rank
+from tests.ranks import as_rank, refusal
 from tests.training.small import CPU, SGD, all_of, batch, batch_of, eager, flat, normalised, overlapped
 from tests.waiting import wait_until
 
@@ -59,9 +61,8 @@ def create_arm(label):
     return create(label.partition("(")[0], {"path": "hook"} if "path=hook" in label else {})
 
 
-def network():
-    """With statistics, and with random numbers in its forward pass."""
-    return normalised(12, 40, 40, 6, dropout=0.3)
+network = functools.partial(normalised, 12, 40, 40, 6, dropout=0.3)
+"""With statistics, and with random numbers in its forward pass."""
 
 
 def made(aggregator, group, bucket_mb=BUCKETS_MB["several"], module=None):
@@ -156,15 +157,11 @@ def trained_in_buckets(name, group, ddp):
 def bucket_sizes(group):
     """By aggregator and way the buckets, and what was trained; what is said of unused parameters."""
     seen = {name: {way: trained_in_buckets(name, group, ddp) for way, ddp in SIZES.items()} for name in SIZED}
-    try:
-        unused = DdpSettings(bucket_sizes_mb=ONE_BY_ONE, find_unused_parameters=True)
-        trained_in_buckets("all_reduce", group, unused)
-    except LaunchError as error:
-        seen["refused"] = str(error)
-    wrapping.TAKES_SIZES = False
-    for name in SIZED:
-        seen[name]["in older torch"] = trained_in_buckets(name, group, SIZES["first and others"])
-    wrapping.TAKES_SIZES = TAKES_SIZES
+    unused = DdpSettings(bucket_sizes_mb=ONE_BY_ONE, find_unused_parameters=True)
+    seen["refused"] = refusal(LaunchError, lambda: trained_in_buckets("all_reduce", group, unused))
+    with mock.patch.object(wrapping, "TAKES_SIZES", False):
+        for name in SIZED:
+            seen[name]["in older torch"] = trained_in_buckets(name, group, SIZES["first and others"])
     return seen
 
 
@@ -190,11 +187,6 @@ def seen_by(workers):
         "losses_again": again["losses"],
     }
     return seen
-
-
-@pytest.fixture(scope="module")
-def ranks(on_ranks):
-    return on_ranks(__file__, 2)
 
 
 @pytest.fixture(scope="module")

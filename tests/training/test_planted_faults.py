@@ -23,12 +23,8 @@ LATE = cell_of(
     **{"warmup": 1, "iterations": 3, "max_seconds": 600.0, "profiled_iterations": 6},
     model_parameters={"hidden": [8]},
 )
-OF_SLOW = {
-    "model": "slow_parts:slow_network",
-    "aggregator": "slow_parts:SlowExchange",
-    "model_parameters": {},
-}
-SLOW = replace(LATE, **OF_SLOW, step="overlapped", bucket_mb=0.001)
+SLOWER = {"aggregator": "slow_parts:SlowExchange", "step": "overlapped", "bucket_mb": 0.001}
+SLOW = replace(LATE, model="slow_parts:slow_network", model_parameters={}, **SLOWER)
 CELLS = {
     "late": LATE,
     "late, overlapped": replace(LATE, step="overlapped", bucket_mb=25.0),
@@ -66,62 +62,56 @@ def seen_by(workers):
     return {**asdict(planted), "rows": seen}
 
 
-@pytest.fixture(scope="module")
-def seen(on_ranks):
-    """What both ranks saw, and what was planted, in seconds."""
-    return on_ranks(__file__, 2)
-
-
-def budgets(seen, cell):
+def budgets(ranks, cell):
     """Of each split step of the cell, by rank."""
     steps = []
-    for rows in zip(*(rank["rows"][cell] for rank in seen), strict=True):
+    for rows in zip(*(rank["rows"][cell] for rank in ranks), strict=True):
         assert len({row["iteration"] for row in rows}) == 1
         if rows[0]["profiled"] and not rows[0]["warmup"]:
-            spans = [[Span(*span) for span in row["spans"]] for row in rows]
-            ranks = [
-                RankStep(row["step_s"], own, row["start_s"]) for row, own in zip(rows, spans, strict=True)
-            ]
-            steps.append(step_budgets(ranks))
+            spans = ([Span(*span) for span in row["spans"]] for row in rows)
+            both = zip(rows, spans, strict=True)
+            steps.append(step_budgets([RankStep(row["step_s"], of, row["start_s"]) for row, of in both]))
     assert len(steps) >= 3
     return steps
 
 
-def part(seen, cell, rank, *names):
+def part(ranks, cell, rank, *names):
     """The median of these parts' sum on that rank."""
-    return median(sum(step[rank].parts_s[name] for name in names) for step in budgets(seen, cell))
+    return median(sum(step[rank].parts_s[name] for name in names) for step in budgets(ranks, cell))
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_parts_sum_to_the_step_on_every_rank(seen, cell):
-    for step in budgets(seen, cell):
+def test_parts_sum_to_the_step_on_every_rank(ranks, cell):
+    for step in budgets(ranks, cell):
         assert [sum(one.parts_s.values()) for one in step] == pytest.approx([one.step_s for one in step])
 
 
 @pytest.mark.parametrize("cell", ["late", "late, overlapped"])
 class TestRankThatIsLate:
-    def test_others_wait_for_it_and_it_arrives_after_them(self, seen, cell):
-        late_s = seen[0]["late_s"]
-        assert part(seen, cell, 0, "wait") > late_s / 2
-        assert part(seen, cell, 1, "wait") < late_s / 4
-        arrivals = [[budget.arrived_after_first_s for budget in step] for step in budgets(seen, cell)]
+    def test_others_wait_for_it_and_it_arrives_after_them(self, ranks, cell):
+        late_s = ranks[0]["late_s"]
+        assert part(ranks, cell, 0, "wait") > late_s / 2
+        assert part(ranks, cell, 1, "wait") < late_s / 4
+        arrivals = [[budget.arrived_after_first_s for budget in step] for step in budgets(ranks, cell)]
         assert median(late for _, late in arrivals) > late_s / 2
         assert median(first for first, _ in arrivals) < late_s / 4
 
-    def test_what_it_did_meanwhile_is_not_explained_on_it_alone(self, seen, cell):
-        first, late = (part(seen, cell, rank, "unattributed") for rank in (0, 1))
-        assert first < seen[0]["late_s"] / 2 < late
+    def test_what_it_did_meanwhile_is_not_explained_on_it_alone(self, ranks, cell):
+        first, late = (part(ranks, cell, rank, "unattributed") for rank in (0, 1))
+        assert first < ranks[0]["late_s"] / 2 < late
 
 
-def test_exchange_is_hidden_if_the_hook_returns_a_future_and_exposed_if_it_waits(seen):
+def test_exchange_is_hidden_if_the_hook_returns_a_future_and_exposed_if_it_waits(ranks):
     """The computation stands still while the hook waits: backward takes no longer for it."""
     future, waits = ("slow", "slow, blocking")
-    exchange_s = seen[0]["exchange_s"]
-    hidden = {cell: median(step[0].hidden_comm_s for step in budgets(seen, cell)) for cell in (future, waits)}
+    exchange_s = ranks[0]["exchange_s"]
+    hidden = {
+        cell: median(step[0].hidden_comm_s for step in budgets(ranks, cell)) for cell in (future, waits)
+    }
     assert hidden[future] > exchange_s / 2
     assert hidden[waits] < exchange_s / 10
     exposed, computing = (
-        part(seen, waits, 0, *names) - part(seen, future, 0, *names)
+        part(ranks, waits, 0, *names) - part(ranks, future, 0, *names)
         for names in (("exposed_comm", "wait"), ("backward",))
     )
     assert exposed > exchange_s / 2

@@ -10,11 +10,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.aggregators.registry import create
-from scaling.errors import CheckpointError, StudyError
+from scaling.errors import ScalingError
 from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import PASSES_UNTIL_BUCKETS_STAY
 from scaling.training.step_check import StepCheck
-from tests.ranks import as_rank
+from tests.ranks import as_rank, refusal
 from tests.training.small import all_of, flat, learnable, overlapped, perceptron, torchs_power_sgd
 
 NAME = "power_sgd_hook"
@@ -148,29 +148,22 @@ def checked(group):
     return seen
 
 
-class Scaled(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.scale = network(), torch.nn.Parameter(torch.ones(()))
-
-    def forward(self, inputs):
-        return self.scale * self.inner(inputs)
+def scaled():
+    """With a parameter that is a scalar."""
+    module = network()
+    module.scale = torch.nn.Parameter(torch.ones(()))
+    module.register_forward_hook(lambda own, _, output: own.scale * output)
+    return module
 
 
 def refused(group):
     """What is said of a state of other buckets, of a scalar parameter, and of a start that is too early."""
     attempts = {
         "other buckets": lambda: arm("usual", group).load_state_dict(arm("cold", group).state_dict()),
-        "scalar": lambda: arm("cold", group, Scaled()),
+        "scalar": lambda: arm("cold", group, scaled()),
         "early": lambda: create(NAME, {"start_step": 1}),
     }
-    seen = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-        except (CheckpointError, StudyError) as error:
-            seen[name] = str(error)
-    return seen
+    return {name: refusal(ScalingError, attempt) for name, attempt in attempts.items()}
 
 
 @pytest.fixture(scope="module", params=[2, 4])

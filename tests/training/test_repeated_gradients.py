@@ -6,14 +6,9 @@ import torch
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.process_group import run_in_process
-from scaling.training import exchange_check
+from scaling.training import exchange_check, exchanges
 from scaling.training.exchange_check import deviation, place
-from scaling.training.exchanges import (
-    BucketExchange,
-    RepeatDifferences,
-    recomputed_exchanges,
-    repeatable_gradients,
-)
+from scaling.training.exchanges import repeatable_gradients
 
 SHAPES = {"tokens": (64, 48), "norm": (48,), "head": (48, 10), "gate": (16, 4)}
 SCALES = {"tokens": 1.0, "norm": 0.3, "head": 0.1, "gate": 1e-3}
@@ -48,10 +43,6 @@ def backward(rank, scatter, scattered):
     return compute
 
 
-def nothing(means, own):
-    """No fault."""
-
-
 FAULTS = {
     "larger tensor": ("head", lambda means, _: means["head"].mul_(1.2)),
     "larger element": ("head", lambda means, _: largest(means["head"]).mul_(1.1)),
@@ -67,7 +58,7 @@ def percent_larger(name):
     return lambda means, _: means[name].mul_(1.03)
 
 
-def worst(fault, autocast=BF16, scatter=0.0, scattered="tokens"):
+def worst(fault=lambda *_: None, autocast=BF16, scatter=0.0, scattered="tokens"):
     """The largest deviation on any rank, the tensor, and those that vary; None: gradients do not repeat."""
 
     def work(group):
@@ -82,7 +73,7 @@ def worst(fault, autocast=BF16, scatter=0.0, scattered="tokens"):
             group.all_reduce(one)
             one.div_(group.world_size)
         fault(means, own)
-        (exchange,) = recomputed_exchanges(list(SHAPES), repeated, list(means.values()), autocast)
+        (exchange,) = exchanges.recomputed_exchanges(list(SHAPES), repeated, list(means.values()), autocast)
         found = deviation(create("all_reduce"), exchange, "exact mean", group)
         return found.ratio, place(exchange.layout, found.element).split()[-1], found.coarse
 
@@ -92,7 +83,7 @@ def worst(fault, autocast=BF16, scatter=0.0, scattered="tokens"):
 
 @pytest.mark.parametrize("scatter", [0.0, ATOMICS])
 def test_what_rounding_changes_from_one_computation_to_the_next_passes(scatter):
-    assert 0.0 < worst(nothing, scatter=scatter)[0] <= 1.0
+    assert 0.0 < worst(scatter=scatter)[0] <= 1.0
 
 
 @pytest.mark.parametrize("scatter", [0.0, ATOMICS])
@@ -115,18 +106,18 @@ def test_a_tensor_far_below_the_rounding_of_the_largest_is_named_and_not_compare
 
 
 def test_a_tensor_that_varies_too_much_for_that_is_named():
-    ratio, _, coarse = worst(nothing, scatter=BADLY, scattered="head")
+    ratio, _, coarse = worst(scatter=BADLY, scattered="head")
     assert (ratio <= 1.0, coarse) == (True, ("head",))
 
 
 def test_few_elements_say_little_of_how_much_they_vary():
-    repeats = RepeatDifferences(BF16_EPS, (0.1, 0.1))
+    repeats = exchanges.RepeatDifferences(BF16_EPS, (0.1, 0.1))
     layout = BucketLayout.of([("scale", ()), ("weights", (400,))])
     values = torch.zeros(401)
 
     def slack(scale, weights):
         mean = torch.cat([torch.full((1,), scale), torch.full((400,), weights)])
-        exchange = BucketExchange(layout, values, mean, [(0, 401)], repeats=repeats)
+        exchange = exchanges.BucketExchange(layout, values, mean, [(0, 401)], repeats=repeats)
         arguments = (create("all_reduce"), exchange, "exact mean")
         return run_in_process(1, lambda group: deviation(*arguments, group))[0].ratio
 
@@ -136,7 +127,7 @@ def test_few_elements_say_little_of_how_much_they_vary():
 def test_what_is_allowed_is_measured(monkeypatch):
     monkeypatch.setattr(exchange_check, "REPEATED_TIMES", 0.0)
     monkeypatch.setattr(exchange_check, "OF_FEW", 0.0)
-    ratio, where, _ = worst(nothing, scatter=BADLY, scattered="head")
+    ratio, where, _ = worst(scatter=BADLY, scattered="head")
     assert (ratio > 1.0, where) == (True, "head")
 
 
@@ -150,4 +141,4 @@ def test_another_kernel_may_round_a_small_element_twice_to_its_other_neighbour()
 
 @pytest.mark.parametrize("how", [{"autocast": None}, {"scatter": 0.1}], ids=["in float32", "far apart"])
 def test_gradients_that_differ_by_more_than_rounding_are_not_compared(how):
-    assert worst(nothing, **how) is None
+    assert worst(**how) is None

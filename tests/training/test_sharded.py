@@ -101,14 +101,12 @@ def test_each_rank_keeps_its_share_of_the_optimizers_state(world_size):
 @pytest.mark.parametrize(("aggregator", "most"), [("zero1", 6), ("zero2", 0)])
 def test_only_gradients_that_were_not_exchanged_yet_take_memory(aggregator, most):
     def work(group):
-        step = made(aggregator, "sgd", group, BUCKETS_MB[0])
-        counts = []
-        parameters = step.replica.trainable
+        step, counts = made(aggregator, "sgd", group, BUCKETS_MB[0]), []
 
         def count(_):  # comes behind the step's own hook
-            counts.append(sum(parameter.grad is not None for parameter in parameters))
+            counts.append(sum(one.grad is not None for one in step.replica.trainable))
 
-        for parameter in parameters:
+        for parameter in step.replica.trainable:
             parameter.register_post_accumulate_grad_hook(count)
         trained(step, group)
         return max(counts)
@@ -139,13 +137,10 @@ def test_gradients_that_are_all_there_cannot_be_released(step, device):
 
 
 def test_combinations_that_shards_allow():
-    for keys, name, device in (
-        ({"step": ["overlapped"]}, "zero1", "cpu"),
-        ({"step": ["overlapped"]}, "zero2", "cuda"),
-        ({"step": ["captured"], "bucket_mb": [25.0]}, "zero2", "cuda"),
-        ({"step": ["captured", "eager"]}, "zero1", "cuda"),
-    ):
-        check_part(part(**keys), [create(name)], [1, 2], device, "")
+    for name, device in (("zero1", "cpu"), ("zero2", "cuda")):
+        check_part(part(step=["overlapped"]), [create(name)], [1, 2], device, "")
+    for name, keys in (("zero2", {"bucket_mb": [25.0]}), ("zero1", {"step": ["captured", "eager"]})):
+        check_part(part(**{"step": ["captured"], **keys}), [create(name)], [1, 2], "cuda", "")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -19,9 +19,8 @@ LAYOUT = BucketLayout.of([("weights", (200, 301)), ("bias", (7,))])
 
 def means(group):
     """Whether both are the same; what was sent, and what is stated."""
-    generator = torch.Generator().manual_seed(group.rank)
+    generator, found = torch.Generator().manual_seed(group.rank), []
     gradient = torch.randint(-50, 50, (LAYOUT.num_elements,), generator=generator).float()
-    found = []
     schedule = create("schedule", {"collective": os.environ["SYNTHESIZED"]})
     for aggregator in (create("all_reduce"), schedule):
         state = aggregator.start(LAYOUT, group, torch.float32, CPU)
@@ -33,13 +32,12 @@ def means(group):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_mean_gradient_is_that_of_all_reduce(on_ranks, monkeypatch, tmp_path, world_size):
+def test_mean_gradient_is_that_of_all_reduce(on_ranks, tmp_path, world_size):
     machine = load("dual-k80")
     *_, (schedule, _) = packings(PairLinks.of(machine, machine.ranks(world_size)))
     path = tmp_path / "mine.yaml"
     path.write_text(to_yaml(schedule))
-    monkeypatch.setenv("SYNTHESIZED", str(path))
-    for rank in on_ranks(__file__, world_size):
+    for rank in on_ranks(__file__, world_size, SYNTHESIZED=str(path)):
         same, sent, stated = rank["means"]
         assert (same, sent) == (True, stated)
         assert sent > 0

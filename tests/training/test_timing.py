@@ -1,6 +1,6 @@
 """How long each part of a measurement lasts: the stated rules, on a clock that the test moves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +18,7 @@ class FakeClock:
     is_asynchronous = False
 
     def __init__(self) -> None:
-        self.now_s = 0.0
-        self.num_anchors = 0
+        self.now_s, self.num_anchors = 0.0, 0
 
     def mark(self) -> float:
         return self.now_s
@@ -39,9 +38,8 @@ class FakeClock:
 class Slowest:
     """The control channel of a rank whose slowest peer takes `factor` times as long."""
 
-    def __init__(self, factor: float = 1.0) -> None:
-        self.factor = factor
-        self.num_asked = 0
+    def __init__(self, factor: float) -> None:
+        self.factor, self.num_asked = factor, 0
 
     def largest(self, value: float) -> float:
         return self.largest_of([value])[0]
@@ -72,9 +70,7 @@ def improving(number: int) -> float:
     return 1 + 1000 / (number + 1)
 
 
-def measurement(
-    clock: FakeClock, extent: Extent, seconds: Callable[[int], float] = steady, factor: float = 1.0
-) -> Measurement:
+def measurement(clock: FakeClock, extent: Extent, seconds=steady, factor: float = 1.0) -> Measurement:
     """Of iterations of which the n-th takes seconds(n) here, and `factor` times as long elsewhere."""
     done = iter(range(10**6))
 
@@ -108,18 +104,11 @@ class TestWarmUp:
         [
             (Extent(3, 5), steady, 10, "no trend in the last 10 iterations"),
             (Extent(17, 5), steady, 17, "no trend in the last 10 iterations"),  # its iterations at least
-            (
-                Extent(4, 5),
-                improving,
-                40,
-                "a trend was left after 40 iterations",
-            ),  # ten times its own
+            (Extent(4, 5), improving, 40, "a trend was left after 40 iterations"),  # ten times its own
             (Extent(100, 5, max_seconds=20), steady, 5, "a quarter of max_seconds is used"),
         ],
     )
-    def test_it_ends_when_the_last_iterations_have_no_trend_or_it_is_long(
-        self, clock, extent, seconds, number, end
-    ):
+    def test_it_ends_when_there_is_no_trend_or_it_is_long(self, clock, extent, seconds, number, end):
         made = warmed_up(clock, extent, seconds=seconds)
         assert (counts(made), made.warmup_end) == ((number, 0), end)
 
@@ -143,9 +132,7 @@ class TestUnsplitIterations:
             (Extent(3, 1000, precision_goal=0.01, min_seconds=55), steady, 60, "precision"),
         ],
     )
-    def test_they_end_when_the_median_is_known_well_enough_or_they_are_as_many_as_asked_for(
-        self, clock, extent, seconds, number, reason
-    ):
+    def test_they_end_when_the_median_is_known_or_all_are_done(self, clock, extent, seconds, number, reason):
         made = measured(clock, extent, seconds=seconds)
         assert (counts(made)[1], made.stop_reason) == (number, reason)
 
@@ -178,6 +165,10 @@ class TestUnsplitIterations:
         assert counts(made)[1] == 100 - 20 - (counts(made)[0] - 1)
 
 
+WITH_GOAL = Extent(3, 1000, precision_goal=0.01)
+WITH_BUDGET = Extent(3, 1000, precision_goal=0.01, max_seconds=10.25)
+
+
 class TestBlocks:
     def test_ranks_compare_notes_between_blocks_alone(self, clock):
         made = warmed_up(clock, Extent(3, 100, precision_goal=1e-6))
@@ -187,27 +178,27 @@ class TestBlocks:
         assert made.agreement.num_asked - asked == 1 + 2 * 2
         assert clock.num_anchors - settled == 2
 
-    def test_block_is_all_that_is_left_without_a_goal(self):
-        assert Extent(3, 50).block(num_done=20, elapsed_s=1e9, pace_s=1e9) == 30
-
-    @pytest.mark.parametrize(("pace_s", "size"), [(1.0, 10), (0.01, 10), (0.001, 100), (1e-9, 980)])
-    def test_block_is_a_tenth_of_a_second_at_least(self, pace_s, size):
-        extent = Extent(3, 1000, precision_goal=0.01)
-        assert extent.block(num_done=20, elapsed_s=0, pace_s=pace_s) == size
-
     @pytest.mark.parametrize(
-        ("num_done", "elapsed_s", "size"), [(20, 9.9, 3), (20, 0.0, 10), (0, 12, 3), (2, 12, 1), (5, 12, 1)]
+        ("extent", "num_done", "elapsed_s", "pace_s", "size"),
+        [
+            (Extent(3, 50), 20, 1e9, 1e9, 30),  # all that is left without a goal
+            # A tenth of a second at least.
+            *((WITH_GOAL, 20, 0, pace_s, 10) for pace_s in (1.0, 0.01)),
+            *((WITH_GOAL, 20, 0, 0.001, 100), (WITH_GOAL, 20, 0, 1e-9, 980)),
+            # What fits the budget beyond the first three.
+            *((WITH_BUDGET, 20, elapsed_s, 0.1, size) for elapsed_s, size in ((9.9, 3), (0.0, 10))),
+            *((WITH_BUDGET, num_done, 12, 0.1, size) for num_done, size in ((0, 3), (2, 1), (5, 1))),
+        ],
     )
-    def test_block_fits_the_budget_beyond_the_first_three(self, num_done, elapsed_s, size):
-        extent = Extent(3, 1000, precision_goal=0.01, max_seconds=10.25)
-        assert extent.block(num_done, elapsed_s, pace_s=0.1) == size
+    def test_block_is_as_long_as_the_goal_and_the_budget_say(self, extent, num_done, elapsed_s, pace_s, size):
+        assert extent.block(num_done, elapsed_s, pace_s) == size
 
 
 class TestSplitIterations:
-    def split(self, clock: FakeClock, extent: Extent, *, settle_each: bool = False, **options) -> Measurement:
+    def split(self, clock: FakeClock, extent: Extent, **options) -> Measurement:
         made = measured(clock, extent, **options)
         del made.rows[:]
-        made.profile(settle_each=settle_each)
+        made.profile(settle_each=False)
         return made
 
     def test_first_ones_only_settle(self, clock):
@@ -216,19 +207,19 @@ class TestSplitIterations:
         assert {row["profiled"] for row in made.rows} == {True}
         assert made.seconds["profiled"] == PROFILED_SETTLING + 7
 
-    @pytest.mark.parametrize(("max_seconds", "kept"), [(None, 20), (1000, 20), (40, 20), (20, 10), (1, 3)])
-    def test_they_are_fewer_where_half_the_budget_does_not_hold_them(self, clock, max_seconds, kept):
-        made = self.split(clock, Extent(3, 5, max_seconds=max_seconds, profiled_iterations=20))
+    @pytest.mark.parametrize(
+        ("asked", "max_seconds", "factor", "kept"),
+        [
+            *((20, None, 1, 20), (20, 1000, 1, 20), (20, 40, 1, 20), (20, 20, 1, 10), (20, 1, 1, 3)),
+            (20, 40, 2, 10),  # by the slowest rank
+            (2, 1, 1, 2),  # a study may ask for fewer than three
+        ],
+    )
+    def test_half_the_budget_has_to_hold_them(self, clock, asked, max_seconds, factor, kept):
+        extent = Extent(3, 5, max_seconds=max_seconds, profiled_iterations=asked)
+        made = self.split(clock, extent, factor=factor)
         assert counts(made) == (PROFILED_SETTLING, kept)
-
-    def test_study_may_ask_for_fewer_than_three(self, clock):
-        made = self.split(clock, Extent(3, 5, max_seconds=1, profiled_iterations=2))
-        assert counts(made) == (PROFILED_SETTLING, 2)
-
-    def test_they_go_by_the_slowest_rank(self, clock):
-        made = self.split(clock, Extent(3, 5, max_seconds=40, profiled_iterations=20), factor=2)
-        assert counts(made) == (PROFILED_SETTLING, 10)
-        assert made.seconds["profiled"] == 2 * (PROFILED_SETTLING + 10)
+        assert made.seconds["profiled"] == factor * (PROFILED_SETTLING + kept)
 
     @pytest.mark.parametrize(("settle_each", "looks"), [(False, 2), (True, PROFILED_SETTLING + 7 + 2)])
     def test_marks_may_be_taken_after_each(self, clock, settle_each, looks):

@@ -3,12 +3,11 @@
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 
-from scaling.aggregators.base import HOST_SITES, Aggregator
+from scaling.aggregators.base import HOST_SITES
 from scaling.aggregators.host import HostSerial
 from scaling.aggregators.presets.torch7 import TorchCpu
 from scaling.aggregators.ring import Ring
@@ -48,17 +47,18 @@ TensorOwners = scheduled(
     lambda size, layout: sharded_owners(size, [math.prod(shape) for shape in layout.shapes]),
 )
 REPLICAS = [Ring(transport="sends"), Ring(transport="peer_memory")]
-OWNERS = [
-    cls(transport=transport)
-    for cls in (StarRoot, TreeRoot, TensorOwners, RingOwners)
-    for transport in ("sends", "peer_memory")
+OWNERS = (StarRoot, TreeRoot, TensorOwners, RingOwners)
+ELSEWHERE = [
+    *(cls(transport=transport) for cls in OWNERS for transport in ("sends", "peer_memory")),
+    *(HostSerial(), HostSerial(num_chunks=5), TorchCpu()),
 ]
-HOSTS = [HostSerial(), HostSerial(num_chunks=5), TorchCpu()]
-ELSEWHERE: list[Aggregator[Any]] = [*OWNERS, *HOSTS]
 
 
 def small_replica() -> FlatReplica:
     return FlatReplica(perceptron(7, 5, 3))
+
+
+TARGETS = torch.arange(8) % 3
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
@@ -70,13 +70,10 @@ def gradients(world_size: int) -> torch.Tensor:
     return drawn(4, NUM_STEPS, world_size, NUM_PARAMETERS)
 
 
-TARGETS = torch.arange(8) % 3
-
-
 class Training:
     """A replica, an aggregator and its update, as EagerStep puts them together."""
 
-    def __init__(self, aggregator: Aggregator[Any], settings: SgdSettings, group: InProcessGroup) -> None:
+    def __init__(self, aggregator, settings: SgdSettings, group: InProcessGroup) -> None:
         self.replica, self.aggregator = small_replica(), aggregator
         (bucket,) = self.replica.buckets
         self.state = aggregator.start(bucket.layout, group, torch.float32, CPU)
@@ -151,8 +148,8 @@ def test_a_step_meters_what_the_aggregator_states(aggregator, world_size):
         training.step(gradients(world_size)[0, group.rank])
         return group.meter.bytes_sent
 
-    layout, ranks = small_replica().layout, range(world_size)
-    stated = [aggregator.wire_bytes(layout, world_size, rank, 4) for rank in ranks]
+    layout = small_replica().layout
+    stated = [aggregator.wire_bytes(layout, world_size, rank, 4) for rank in range(world_size)]
     assert run_in_process(world_size, work) == stated
     if aggregator.site(layout) in HOST_SITES:
         assert stated == [2 * 4 * NUM_PARAMETERS] * world_size  # there and back
@@ -185,8 +182,11 @@ def test_momentum_is_kept_by_every_replica_by_rank_0_or_shared_by_owners(aggrega
         assert kept == [NUM_PARAMETERS] + [on_others] * (world_size - 1)
 
 
+EVERYWHERE = pytest.mark.parametrize("aggregator", [*REPLICAS, *ELSEWHERE], ids=lambda one: one.label())
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("aggregator", [*REPLICAS, *ELSEWHERE], ids=lambda one: one.label())
+@EVERYWHERE
 class TestReplica:
     def test_module_sees_the_new_parameters(self, aggregator, world_size):
         def work(group: InProcessGroup) -> bool:
