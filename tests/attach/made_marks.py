@@ -53,6 +53,15 @@ def made_runs(steps_s: dict[str, tuple[float, float]], drift: float = 0.001) -> 
     return measured
 
 
+def made_launches(count: int, ranks: dict[str, list[dict[str, Any]]]) -> Measured:
+    """So many launches of which each has the same records of each arm."""
+    measured = Measured()
+    for launch in range(count):
+        for arm, records in ranks.items():
+            measured.add(launch, Run(arm, records))
+    return measured
+
+
 EVEN = {"baseline": (0.1, 0.1), "aa": (0.1, 0.1)}
 
 

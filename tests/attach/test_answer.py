@@ -15,16 +15,8 @@ from scaling.attach.ranks import slow_rank
 from scaling.attach.trace import Traced
 from scaling.report import text as texts
 from scaling.report.text import text_of
-from tests.attach.made_marks import (
-    EVEN,
-    ONE_STEP,
-    made_rank,
-    made_runs,
-    made_switched,
-    pair,
-    with_facts,
-    with_run,
-)  # fmt: skip
+from tests.attach import made_marks
+from tests.attach.made_marks import EVEN, made_launches, made_rank, made_runs, pair, with_facts, with_run
 
 
 def test_a_slow_rank_is_named_with_its_phase_or_rest_and_an_even_one_is_not():
@@ -39,6 +31,11 @@ def test_a_slow_rank_is_named_with_its_phase_or_rest_and_an_even_one_is_not():
     measured.facts["no_exchange"][1]["batches"] = [(16, 128)] * 7
     (first, *_) = findings(measured)
     assert (first.kind, first.values["ranks"]) == ("uneven", [1])
+    ranks = pair([0.1] * 6)
+    # Rank 0 is done at once, and waits for rank 1 in a collective of the script's.
+    waits = [("collective", at * 0.1 + 0.075, at * 0.1 + 0.095) for at in range(6)]
+    ranks[0]["phases"] = sorted([*ranks[0]["phases"], *waits], key=lambda one: one[1])
+    assert slow_rank(made_launches(3, dict.fromkeys(THREE, ranks))).ranks == (1,)
 
 
 def test_where_whole_steps_vary_a_phase_that_is_longer_in_every_launch_names_the_rank():
@@ -55,6 +52,7 @@ def test_where_whole_steps_vary_a_phase_that_is_longer_in_every_launch_names_the
             assert slow_rank(measured) is None  # in one launch it is not longer
 
 
+THREE = ("baseline", "aa", "no_exchange")
 SHORTER = {**EVEN, "no_exchange": (0.06, 0.06)}
 
 
@@ -121,26 +119,12 @@ def test_input_that_waits_is_told_from_input_that_computes(cpu_s, queued_s, wait
     assert ("90% waiting for one" in " ".join(answer(measured))) == (queued_s > 0)
 
 
-def test_collectives_of_the_scripts_own_hide_no_slow_rank():
-    measured = Measured()
-    for launch in range(3):
-        for arm in ("baseline", "aa", "no_exchange"):
-            ranks = pair([0.1] * 6)
-            # Rank 0 is done at once, and waits for rank 1 in a collective of the script's.
-            waits = [("collective", at * 0.1 + 0.075, at * 0.1 + 0.095) for at in range(6)]
-            ranks[0]["phases"] = sorted([*ranks[0]["phases"], *waits], key=lambda one: one[1])
-            measured.add(launch, Run(arm, ranks))
-    assert slow_rank(measured).ranks == (1,)
-
-
 def test_steps_of_another_kind_are_said_with_what_they_are():
     measured = made_runs(EVEN)
     for launch in range(3):
-        ranks = pair([0.1, 0.1, 0.1, 0.3] * 2, [ONE_STEP, ONE_STEP, ONE_STEP, (1, 1, 1, 1)] * 2)
+        ranks = pair([0.1, 0.1, 0.1, 0.3] * 2, [*[made_marks.ONE_STEP] * 3, (1, 1, 1, 1)] * 2)
         for rank in ranks:
-            rank["phases"] += [
-                ("evaluation", s, s + 0.2) for s in (rank["step_s"][0][3], rank["step_s"][0][7])
-            ]
+            rank["phases"] += [("evaluation", s, s + 0.2) for s in rank["step_s"][0][3:8:4]]
         measured.add(launch, Run("baseline", ranks))
     measured.left_out = measured.left_out[3:]
     (found,) = findings(measured)
@@ -167,7 +151,7 @@ def test_saves_are_said_with_the_ranks_that_make_them(saving, said):
 def test_saves_in_first_steps_of_blocks_count_and_a_checkpoint_of_several_files_is_one():
     arms, measured = {"baseline": 0.1, "aa": 0.1}, Measured()
     for launch in range(2):
-        ranks = made_switched(arms)
+        ranks = made_marks.made_switched(arms)
         for rank in ranks:
             marks, rank["phases"] = [0.0], []
             for _, _, within in rank["labels"][1:]:
@@ -186,12 +170,9 @@ def test_saves_in_first_steps_of_blocks_count_and_a_checkpoint_of_several_files_
     assert "8 saves (in the warm-up 1 evaluation, 1 save); nothing rarer" in "\n".join(answer(measured))
 
 
-def test_long_steps_are_said_and_are_next_where_nothing_else_is():
+def test_long_steps_are_said_and_are_next_where_they_take_most():
     ranks = pair([0.1, 0.1, 0.1, 0.1, 0.1, 0.5])
-    measured = Measured()
-    for launch in range(2):
-        for arm in ("baseline", "aa"):
-            measured.add(launch, Run(arm, ranks))
+    measured = made_launches(2, dict.fromkeys(EVEN, ranks))
     said = "Long steps: 1 of 6 take over twice the usual time. They add 67% to the mean step"
     lines = answer(measured)
     assert f"{said}." in lines
@@ -206,14 +187,10 @@ def test_long_steps_are_said_and_are_next_where_nothing_else_is():
     assert "persistent_workers=True" in answer(measured)[-1]
     assert "in 7 steps it starts anew 3 times" in answer(measured)[-1]
 
-
-def test_long_steps_are_next_where_they_take_more_than_what_is_found_in_the_others():
     def runs(last_s):
-        measured = Measured()
-        for launch in range(2):
-            for arm, step_s in (("baseline", 0.1), ("aa", 0.1001), ("no_exchange", 0.08)):
-                measured.add(launch, Run(arm, pair([step_s] * 5 + [last_s])))
-        return [finding.kind for finding in findings(measured)]
+        steps_s = {"baseline": 0.1, "aa": 0.1001, "no_exchange": 0.08}
+        ranks = {arm: pair([step_s] * 5 + [last_s]) for arm, step_s in steps_s.items()}
+        return [finding.kind for finding in findings(made_launches(2, ranks))]
 
     assert (runs(0.5), runs(0.1)) == (["long_steps", "exchange"], ["exchange"])
 
@@ -272,7 +249,7 @@ def test_steps_of_which_no_time_can_be_taken_are_refused(kinds, made, more, reas
     assert _why_not("baseline", Path(), pair([0.1] * made, kinds, **more), 0, num_steps, 60) == reason
 
 
-def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline():
+def test_what_was_faster_once_is_a_finding_after_pairs_or_where_the_exchange_is_not_certain():
     steps = {**EVEN, "no_exchange": (0.05, 0.05)}
     for again_s, kind in ((0.07, "buckets"), (0.099, "exchange")):
         measured = made_runs(steps)
@@ -283,9 +260,6 @@ def test_what_was_faster_once_is_a_finding_after_pairs_with_the_baseline():
             measured.add(launch, Run("clock", pair([0.1] * 6)))
             measured.add(launch, Run("buckets_200", pair([again_s] * 6, bucket_bytes=[2**23])))
         assert (findings(measured)[0].kind, to_confirm(measured)) == (kind, [])
-
-
-def test_other_buckets_count_where_the_exchange_itself_is_not_certain():
     steps = {**EVEN, "no_exchange": (0.09, 0.09), "buckets_200": (0.06, 0.06)}
     measured = with_facts(made_runs(steps, drift=0.3), "buckets_200", bucket_bytes=[2**23])
     assert [found.kind for found in findings(measured)] == ["buckets"]
@@ -324,11 +298,11 @@ def _switched(gains, rounds=4):
     """Launches in which steps of an arm take so long."""
     measured = Measured()
     for launch, arms_s in enumerate(gains):
-        measured.add(launch, Run("switched", made_switched(arms_s, rounds), arms=tuple(arms_s)))
+        measured.add(launch, Run("switched", made_marks.made_switched(arms_s, rounds), arms=tuple(arms_s)))
     return measured
 
 
-def test_an_estimate_is_of_neighbouring_blocks_and_bounded_by_differences_of_unchanged_ones():
+def test_an_estimate_is_of_neighbouring_blocks_without_first_steps_as_wide_as_launches_differ():
     arms = {"baseline": 0.1, "aa": 0.1, "no_exchange": 0.08}
     measured = _switched([arms, {**arms, "no_exchange": 0.09}])
     saved = measured.exchange
@@ -339,6 +313,13 @@ def test_an_estimate_is_of_neighbouring_blocks_and_bounded_by_differences_of_unc
     assert (saved.disagrees, measured.aa.disagrees) == (True, False)
     arms = {"baseline": 0.1, "aa": 0.107, "no_exchange": 0.094}
     assert not _switched([arms, arms]).exchange.is_certain
+    ranks = made_marks.made_switched({"baseline": 0.1, "no_exchange": 0.05})
+    for rank in ranks:
+        for at in [at for at, label in enumerate(rank["labels"]) if label[2] == 0 and label[1] >= 0]:
+            rank["step_s"][0] = [s + 0.5 * (number >= at) for number, s in enumerate(rank["step_s"][0])]
+    measured = Measured()
+    measured.add(0, Run("switched", ranks, arms=("baseline", "no_exchange")))
+    assert round(measured.exchange.ratio, 3) == 0.5
 
 
 def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_alone(tmp_path, monkeypatch):
@@ -362,19 +343,7 @@ def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_
     assert lines[-1] == "Next: call gc.freeze: 40% of a step."
 
 
-def test_the_first_step_of_a_block_is_in_no_arm():
-    ranks = made_switched({"baseline": 0.1, "no_exchange": 0.05})
-    for rank in ranks:
-        for at in [at for at, label in enumerate(rank["labels"]) if label[2] == 0 and label[1] >= 0]:
-            rank["step_s"][0] = [
-                s + (0.5 if number >= at else 0.0) for number, s in enumerate(rank["step_s"][0])
-            ]
-    measured = Measured()
-    measured.add(0, Run("switched", ranks, arms=("baseline", "no_exchange")))
-    assert round(measured.exchange.ratio, 3) == 0.5
-
-
-def test_phases_below_the_spread_are_no_finding():
+def test_phases_below_the_spread_are_no_finding_and_without_a_loader_they_are_not_told_apart():
     steps = {**EVEN, "no_exchange": (0.1, 0.1)}
     for drift, kinds in ((0.001, ["rest"]), (0.6, [])):
         measured = made_runs(steps, drift=drift)
@@ -382,9 +351,6 @@ def test_phases_below_the_spread_are_no_finding():
             for rank in launch:
                 rank.update(input=0.02, forward=0.02, backward=0.01, update=0.0)
         assert [found.kind for found in findings(measured)] == kinds
-
-
-def test_without_a_loader_input_and_logging_are_not_told_from_the_forward_pass():
     measured = with_facts(made_runs({**EVEN, "no_exchange": (0.05, 0.1)}), "baseline", batches=[])
     for launch in measured.phases["no_exchange"].values():
         for at, rank in enumerate(launch):
@@ -401,18 +367,14 @@ def test_without_a_loader_input_and_logging_are_not_told_from_the_forward_pass()
     assert answer(even)[-1].startswith("Next: nothing stands out; profile the time before backward (input,")
 
 
-def test_nothing_is_denied_that_one_launch_cannot_show():
-    measured = Measured()
-    for arm, step_s in (("baseline", 0.1), ("aa", 0.101), ("no_exchange", 0.05), ("cached_input", 0.02)):
-        measured.add(0, Run(arm, pair([step_s] * 6)))
-    text = "\n".join(answer(measured))
+def test_what_one_launch_or_no_pair_cannot_show_is_neither_claimed_nor_denied():
+    steps_s = {"baseline": 0.1, "aa": 0.101, "no_exchange": 0.05, "cached_input": 0.02}
+    ranks = {arm: pair([step_s] * 6) for arm, step_s in steps_s.items()}
+    text = "\n".join(answer(made_launches(1, ranks)))
     assert text.count("which takes two launches with an A/A pair") == 3
     assert "Without the exchange: no verdict (-50.0% of a step's time), which takes" in text
     assert "Next: two or more launches with the arm aa; fewer give no verdict." in text
     assert "above the A/A spread" not in text
-
-
-def test_without_a_pair_the_answer_says_why():
     steps = {name: pair for name, pair in EVEN.items() if name != "aa"}
     measured = made_runs({**steps, "no_exchange": (0.05, 0.1), "buckets_2": (0.05, 0.05)})
     measured.add(0, Run("aa", reason="it hung"))
@@ -421,7 +383,7 @@ def test_without_a_pair_the_answer_says_why():
     assert "above the A/A spread" not in text
 
 
-def test_phases_of_another_step_are_not_given():
+def test_phases_of_another_step_are_not_given_nor_work_between_backward_passes_called_forward():
     measured = made_runs(EVEN)
     for launch in range(3):
         kinds = [(4, 1, 0, 1)] * 6
@@ -431,11 +393,5 @@ def test_phases_of_another_step_are_not_given():
     assert f"Where it goes: {why}" in lines
     assert f"Slow rank: {why}" in lines
     assert findings(measured) == []
-
-
-def test_work_between_backward_passes_of_a_batch_is_not_called_forward():
-    measured = Measured()
-    for launch in range(2):
-        for arm in ("baseline", "aa", "no_exchange"):
-            measured.add(launch, Run(arm, pair([0.1] * 6, [(4, 1, 0, 1)] * 6)))
+    measured = made_launches(2, dict.fromkeys(THREE, pair([0.1] * 6, [(4, 1, 0, 1)] * 6)))
     assert "rank 0: input 50%, time before backward 10%, backward" in "\n".join(answer(measured))

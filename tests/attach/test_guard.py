@@ -19,25 +19,21 @@ class _Folder:
 
     Attributes:
         work: with the files.
+        modules: that the run's processes find.
     """
 
     def __init__(self, folder):
         self.work, self._out = folder / "work", folder / "out"
         self.work.mkdir()
         self._out.mkdir()
-        self._modules = folder / "modules"
-        self._modules.mkdir()
+        self.modules = folder / "modules"
+        self.modules.mkdir()
         self._began_s: float | None = None
 
     def has(self, **texts):
         """Writes files that are older than the run."""
         for name, text in texts.items():
             (self.work / name).write_text(text)
-
-    def module(self, name, text):
-        """A module that the run's processes find."""
-        (self._modules / name).parent.mkdir(exist_ok=True)
-        (self._modules / name).write_text(text)
 
     def start(self, code):
         """A process of the run."""
@@ -46,7 +42,7 @@ class _Folder:
             self._began_s = time.time()
         order = {"out": str(self._out), "began_s": self._began_s, "arm": "baseline"}
         order |= {"warmup": 1, "steps": 5, "deadline_s": LIMIT_S}
-        path = os.pathsep.join((str(INJECT), str(self._modules)))
+        path = os.pathsep.join((str(INJECT), str(self.modules)))
         return subprocess.Popen(
             [sys.executable, "-c", PREAMBLE + code], cwd=self.work,
             env={**os.environ, "PYTHONPATH": path, "SCALING_ATTACH": json.dumps(order)},
@@ -255,7 +251,7 @@ class MlflowClient:
 
 def test_mlflow_stays_in_the_folder_of_the_run(folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///run")
-    folder.module("mlflow/__init__.py", MLFLOW)
+    (folder.modules / "mlflow.py").write_text(MLFLOW)
     code = """
 import mlflow
 mlflow.set_tracking_uri('http://server')

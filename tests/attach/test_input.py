@@ -212,7 +212,7 @@ def _values(batch):
     return list(batch.values() if isinstance(batch, (dict, UserDict)) else batch)
 
 
-def test_a_batch_is_given_again_without_a_copy_until_the_script_changes_it():
+def test_a_batch_is_given_again_without_a_copy_until_it_is_changed_or_as_it_is_if_none_is_possible():
     given = cached.Repeats([torch.zeros(3), torch.utils.data.TensorDataset(torch.ones(1))])
     first = [given.give()[0] for _ in range(cached.COPIES)]
     assert len({batch.data_ptr() for batch in first}) == cached.COPIES  # in use at the same time
@@ -228,8 +228,6 @@ def test_a_batch_is_given_again_without_a_copy_until_the_script_changes_it():
         assert given.give()[0].tolist() == [0.0, 0.0, 0.0]
     assert not given.give()[0].requires_grad
 
-
-def test_a_part_that_cannot_be_copied_is_given_as_it_is():
     class Own(tuple):
         def __new__(cls, first, second):
             return super().__new__(cls, (first, second))

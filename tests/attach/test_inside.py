@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.util
 import io
+import itertools
 import json
 import os
 import re
@@ -105,13 +106,9 @@ def test_an_error_before_the_first_step_is_said_and_not_its_consequence(agent, t
     assert record.get("raised", [0, None])[1] == said.get(type(error))
 
 
-def test_what_is_saved_to_memory_is_no_save_and_what_is_saved_to_a_file_is_timed(
-    agent, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(torch, "save", torch.save)  # as before after this
-    monkeypatch.setattr(torch.jit, "save", torch.jit.save)
-    monkeypatch.setattr(torch, "load", torch.load)
-    monkeypatch.setattr(torch.jit, "load", torch.jit.load)
+def test_what_is_saved_to_a_file_is_timed_and_to_memory_no_save(agent, tmp_path, monkeypatch):
+    for holder, name in itertools.product((torch, torch.jit), ("save", "load")):  # as before after this
+        monkeypatch.setattr(holder, name, getattr(holder, name))
     guard = SimpleNamespace(instead=lambda path, **_: path, latest=lambda path: path)
     safety.watch_saves(agent, guard)
     agent.is_armed = True

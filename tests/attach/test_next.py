@@ -4,10 +4,8 @@ import pytest
 
 from scaling.attach.answer import answer
 from scaling.attach.findings import findings
-from scaling.attach.launch import Run
-from scaling.attach.measured import Measured
 from scaling.report.text import text_of
-from tests.attach.made_marks import EVEN, made_rank, made_runs, with_facts
+from tests.attach.made_marks import EVEN, made_launches, made_rank, made_runs, with_facts
 
 EXCHANGES = {"no_exchange": (0.06, 0.06)}
 DEBUGS = {"no_debugging": (0.06, 0.06)}
@@ -73,6 +71,8 @@ def test_next_is_what_costs_most_and_can_be_changed(steps_s, facts, said):
      "With 1 instead of 4 threads a rank a step would be 30% shorter."),
     (DEBUGS, {"debugging": "CUDA_LAUNCH_BLOCKING"},
      "Without CUDA_LAUNCH_BLOCKING a step would be 40% shorter."),
+    ({"clock": (0.1, 0.1)}, {}, "Seen in a launch: 6 steps of each rank; nothing rarer (--until-epoch or "
+     "more --seconds see more); the mean of 18 steps as it is: 100 ms."),
     ({}, {"unshared_samples": 1280},
      "Facts: no DistributedSampler: each rank goes over 1280 samples, which are to be its own."),
     ({}, {"unshared_samples": 1280, "digests": [1, 2, 3]},
@@ -85,12 +85,6 @@ def test_next_is_what_costs_most_and_can_be_changed(steps_s, facts, said):
 def test_what_a_change_gains_and_what_the_processes_know_are_lines(steps_s, facts, line):
     lines = answer(runs(steps_s, **facts))
     assert line in lines if line else not any(one.startswith("Facts:") for one in lines)
-
-
-def test_a_mean_of_the_steps_as_they_are_is_said():
-    assert any(
-        "; the mean of 18 steps as it is: 100 ms." in line for line in answer(runs({"clock": (0.1, 0.1)}))
-    )
 
 
 @pytest.mark.parametrize(("steps_s", "facts", "ratios"), [
@@ -119,11 +113,8 @@ def test_ranks_that_have_fewer_cores_than_they_are_are_said(affinity, host_cores
 
 
 def test_ranks_that_are_slow_by_turns_are_no_slow_rank():
-    measured = Measured()
-    for launch in range(2):
-        for arm in ("baseline", "aa", "no_exchange"):
-            steps_s = [[0.1 + 0.06 * (at % 2 == rank) for at in range(8)] for rank in range(2)]
-            measured.add(launch, Run(arm, [made_rank(rank, steps_s[rank]) for rank in range(2)]))
+    ranks = [made_rank(rank, [0.1 + 0.06 * (at % 2 == rank) for at in range(8)]) for rank in range(2)]
+    measured = made_launches(2, dict.fromkeys(("baseline", "aa", "no_exchange"), ranks))
     assert "Slow rank: none above the A/A spread." in answer(measured)
     kinds = {found.kind for found in findings(measured)}
     assert ("turns" in kinds, "slow_rank" in kinds) == (True, False)

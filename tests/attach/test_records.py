@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
@@ -13,7 +12,6 @@ from scaling.analysis.summary import build_table
 from scaling.attach import study
 from scaling.attach.launch import Run
 from scaling.attach.records import AttachedFolder, script_name
-from scaling.cli import app
 from scaling.errors import PredictionError
 from scaling.prediction.calibration_data import MeasuredFolder
 from tests.attach.made_marks import made_rank, pair
@@ -48,12 +46,9 @@ def test_arms_are_no_choices_and_each_is_named_by_itself(folder):
     assert {group.name(row) for row in group.rows} == set(SECONDS) - {"aa"}
 
 
-def test_other_numbers_of_workers_are_predicted_from_them(folder):
-    out = CliRunner().invoke(
-        app, ["predict", str(folder.path), "--topology", "cpu-2", "--world-sizes", "1,2,4", "--json"]
-    )
-    assert out.exit_code == 0, out.output
-    one, two, four = json.loads(out.stdout)
+def test_other_numbers_of_workers_are_predicted_from_them(folder, call):
+    words = ("predict", folder.path, "--topology", "cpu-2", "--world-sizes", "1,2,4", "--json")
+    one, two, four = json.loads(call.printed(*words))
     assert one["iteration_s"] == pytest.approx(SECONDS["one_worker"], rel=0.05)
     assert two["iteration_s"] == pytest.approx(SECONDS["baseline"], rel=0.15)
     assert two["speedup"] == pytest.approx(2 * one["iteration_s"] / two["iteration_s"])
@@ -61,7 +56,7 @@ def test_other_numbers_of_workers_are_predicted_from_them(folder):
 
 
 @pytest.mark.parametrize(("host_only", "nvlink_s", "host_s"), [(True, 0.010, 0.012), (False, 0.012, 0.010)])
-def test_an_exchange_calibrates_the_links_it_was_measured_on(tmp_path, host_only, nvlink_s, host_s):
+def test_an_exchange_calibrates_the_links_it_was_measured_on(tmp_path, call, host_only, nvlink_s, host_s):
     made = attached(tmp_path)
     gradients = [[2048, 1024], [1024, 1024]]
     for launch in range(2):
@@ -71,22 +66,12 @@ def test_an_exchange_calibrates_the_links_it_was_measured_on(tmp_path, host_only
             made.add(launch, 0, Run(arm, ranks))
 
     def predicted(*options):
-        command = ["predict", str(made.folder.path), "--topology", "hgx-h100", "--json", *options]
-        out = CliRunner().invoke(app, command)
-        assert out.exit_code == 0, out.output
-        assert ("NCCL_P2P_DISABLE" in out.stderr) == (host_only and not options)
-        return json.loads(out.stdout)[0]["iteration_s"]
+        code, out, err = call("predict", made.folder.path, "--topology", "hgx-h100", "--json", *options)
+        assert (code, "NCCL_P2P_DISABLE" in err) == (0, host_only and not options), err
+        return json.loads(out)[0]["iteration_s"]
 
     assert predicted() == pytest.approx(nvlink_s, rel=0.03)
     assert predicted("--what-if", "peer_access=off") == pytest.approx(host_s, rel=0.03)
-
-
-def test_nothing_is_predicted_of_a_step_of_several_optimizers(tmp_path):
-    made = attached(tmp_path)
-    ranks = [{**made_rank(at, [0.1] * 6, [(1, 1, 0, 6)] * 6), "gradients": [[3]]} for at in range(2)]
-    made.add(0, 0, Run("baseline", ranks))
-    with pytest.raises(PredictionError, match="has 6 steps of optimizers"):
-        MeasuredFolder(made.folder).cells()
 
 
 def test_the_answer_is_in_the_notes_of_the_page(tmp_path):
@@ -109,13 +94,18 @@ def test_what_an_interruption_left_out_is_said(tmp_path, monkeypatch):
     assert (code, line) == (130, "Not measured, because the runs were interrupted before.")
 
 
-def test_a_step_of_several_batches_has_the_samples_of_all(tmp_path):
+def test_a_step_of_several_batches_has_the_samples_of_all_and_of_several_updates_no_prediction(tmp_path):
     made = attached(tmp_path)
     ranks = pair([0.1] * 6, [(4, 4, 0, 1)] * 6)
     made.add(0, 0, Run("baseline", [{**rank, "gradients": [[3]]} for rank in ranks]))
     (record,) = made.folder.runs()
     assert (record.cell["local_batch"], record.cell["global_batch"]) == (32, 64)
     assert record.cell["dataset_label"] == "script"
+    made = attached(tmp_path / "optimizers")
+    ranks = [{**made_rank(at, [0.1] * 6, [(1, 1, 0, 6)] * 6), "gradients": [[3]]} for at in range(2)]
+    made.add(0, 0, Run("baseline", ranks))
+    with pytest.raises(PredictionError, match="has 6 steps of optimizers"):
+        MeasuredFolder(made.folder).cells()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +134,6 @@ def test_a_result_is_named_after_what_the_command_starts(command, name):
     assert script_name(command.split()) == name
 
 
-def test_its_study_is_of_a_registered_kind_and_run_says_what_measures_it(folder):
-    result = CliRunner().invoke(app, ["run", str(folder.path / "study.yaml")])
+def test_its_study_is_of_a_registered_kind_and_run_says_what_measures_it(folder, call):
     said = "kind: attached is measured by `scaling attach -- torchrun train.py`"
-    assert (result.exit_code, said in str(result.exception or result.output)) == (1, True)
+    assert said in call.refused("run", folder.path / "study.yaml")

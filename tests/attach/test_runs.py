@@ -178,36 +178,27 @@ ROTATED = ("last.pt", "old.pt", "folder/x", "log.txt", "table.csv")
 WRITTEN_PAST_OPEN = ("initial.pt", "low.txt", "cut.txt", "data.h5", "runs.db", "child.txt")
 
 
-@pytest.fixture(scope="module")
-def writer(tmp_path_factory):
-    """A run of a script that saves, deletes, renames and writes in many ways, in a folder that has files."""
-    folder = tmp_path_factory.mktemp("writer")
-    work = folder / "work"
-    (work / "folder").mkdir(parents=True)
-    for name in (*ROTATED, *WRITTEN_PAST_OPEN):
-        (work / name).write_text(_before(name))
-    (work / "links").mkdir()
-    (work / "links" / "latest").symlink_to(folder, target_is_directory=True)
-    (folder / "h5py.py").write_text(H5PY)
-    first = PLAIN.replace("dist.init_process_group", f"exec({PAST_PYTHON!r})\ndist.init_process_group")
-    return run_as("baseline", folder, f"import shutil\n{first}{ATOMIC}{ROTATES}", command=ranks(1)), folder
-
-
 def _before(name):
     return "" if name == "runs.db" else f"mine: {name}"
 
 
-def test_saves_are_read_back_and_end_in_the_runs_folder(writer):
-    saved = {path.name: path for path in (writer[1] / "out" / "files").rglob("*.pt")}
+def test_saves_are_read_back_in_the_runs_folder_and_what_was_there_before_stays(tmp_path):
+    """Of a script that saves, deletes, renames and writes in many ways, in a folder that has files."""
+    work = tmp_path / "work"
+    (work / "folder").mkdir(parents=True)
+    before = {name: _before(name) for name in (*ROTATED, *WRITTEN_PAST_OPEN)}
+    for name, text in before.items():
+        (work / name).write_text(text)
+    (work / "links").mkdir()
+    (work / "links" / "latest").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "h5py.py").write_text(H5PY)
+    first = PLAIN.replace("dist.init_process_group", f"exec({PAST_PYTHON!r})\ndist.init_process_group")
+    run = run_as("baseline", tmp_path, f"import shutil\n{first}{ATOMIC}{ROTATES}", command=ranks(1))
+    saved = {path.name: path for path in (tmp_path / "out" / "files").rglob("*.pt")}
     assert saved.keys() >= {"newest.pt", "best.pt", "partial.pt", "checkpoint.pt"}
     assert all(path.stat().st_size for path in saved.values())
-
-
-def test_what_was_there_before_is_neither_deleted_nor_written_over(writer):
-    run, folder = writer
-    work = folder / "work"
     after = {str(path.relative_to(work)): path.read_text() for path in work.rglob("*") if path.is_file()}
-    assert after == {name: _before(name) for name in (*ROTATED, *WRITTEN_PAST_OPEN)}
+    assert after == before
     assert (work / "links" / "latest").is_symlink()
     tops = {name.partition("/")[0] for name in ROTATED}
     assert {Path(path).name for path in run.ranks[0]["kept"]} == {*tops, "links", *WRITTEN_PAST_OPEN}

@@ -105,16 +105,13 @@ def test_what_is_said_of_gpus_and_what_to_do(line, state, said):
     assert re.fullmatch(said, f"{line.text}\n{line.fix}", re.DOTALL), line.describe()
 
 
-def test_host_whose_name_has_no_address_is_a_warning():
+def test_host_without_an_address_is_a_warning_and_another_ones_master_port_an_error():
     def unknown(name):
         raise OSError("Name or service not known")
 
     line = host.ports({}, resolve=unknown)
     assert (line.state, "GLOO_SOCKET_IFNAME" in line.fix) == ("warning", True)
     assert host.ports({}, resolve=lambda name: "127.0.1.1").state == "ok"
-
-
-def test_occupied_master_port_is_an_error_unless_it_is_this_launchs_own():
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])
         line = host.ports({"MASTER_PORT": port}, resolve=str)
@@ -123,12 +120,20 @@ def test_occupied_master_port_is_an_error_unless_it_is_this_launchs_own():
     assert host.ports({"MASTER_PORT": port}, resolve=str).state == "ok"
 
 
-def test_small_shared_memory_is_a_warning(tmp_path, monkeypatch):
+def test_small_shared_memory_and_cores_that_may_not_be_used_are_warnings(tmp_path, monkeypatch):
     assert host.shared_memory(tmp_path / "none").state == "warning"
     assert host.shared_memory(tmp_path).text.endswith(f"GB free in {tmp_path}")
     monkeypatch.setattr(host, "MIN_SHARED_BYTES", 1 << 62)
     line = host.shared_memory(tmp_path)
     assert (line.state, "--shm-size" in line.fix) == ("warning", True)
+    node = tmp_path / "devices/system/node"
+    for number, cpus in enumerate(("0-3", "4-7")):
+        (node / f"node{number}").mkdir(parents=True)
+        (node / f"node{number}" / "cpulist").write_text(f"{cpus}\n")
+    assert host.numa(8, 8, tmp_path).text == "2 nodes, 8 of 8 cores may be used"
+    assert host.numa(8, 8, tmp_path).state == "ok"
+    line = host.numa(2, 8, tmp_path)
+    assert (line.state, line.text) == ("warning", "2 nodes, 2 of 8 cores may be used")
 
 
 @pytest.mark.parametrize(("files", "locked", "has_gpus", "fix"), [
@@ -141,17 +146,6 @@ def test_limits_that_hinder_are_a_warning(files, locked, has_gpus, fix):
     values = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_MEMLOCK: locked}
     line = host.limits(has_gpus, lambda kind: (values[kind], values[kind]))
     assert (line.state, line.fix) == ("warning" if fix else "ok", fix)
-
-
-def test_cores_that_may_not_be_used_are_a_warning(tmp_path):
-    node = tmp_path / "devices/system/node"
-    for number, cpus in enumerate(("0-3", "4-7")):
-        (node / f"node{number}").mkdir(parents=True)
-        (node / f"node{number}" / "cpulist").write_text(f"{cpus}\n")
-    assert host.numa(8, 8, tmp_path).text == "2 nodes, 8 of 8 cores may be used"
-    assert host.numa(8, 8, tmp_path).state == "ok"
-    line = host.numa(2, 8, tmp_path)
-    assert (line.state, line.text) == ("warning", "2 nodes, 2 of 8 cores may be used")
 
 
 class TestClock:
@@ -187,11 +181,14 @@ def test_torch_that_is_too_old_or_missing_is_an_error(torch, state):
     assert ("pip install 'torch>=2.6'" in line.fix) == (state == "error")
 
 
-def test_launchers_that_are_there_are_named_with_their_versions():
+def test_launchers_that_are_there_are_named_and_horovod_that_is_not_is_no_fault(monkeypatch):
     there = {"mpirun": "/usr/bin/mpirun", "srun": "/usr/bin/srun"}
     line = software.launchers(there.get, lambda program: "4.1.4" if "mpirun" in program else "")
     assert (line.state, line.text) == ("ok", "torchrun, mpirun (4.1.4), srun (/usr/bin/srun)")
     assert software.launchers(lambda _: None).text == "torchrun"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    line = software.horovod(has_gpus=True)
+    assert (line.state, "`make horovod`" in line.text) == ("ok", True)
 
 
 @pytest.mark.parametrize(("version", "state"), [("3.6.0", "ok"), ("3.5.1", "warning"), (None, "warning")])
@@ -211,12 +208,6 @@ def test_half_of_mpi_is_a_warning(program, package, state):
     line = software.mpi({"mpirun": program}.get, versions_of(mpi4py=package))
     assert line.state == state
     assert ("scaling-study[mpi]" in line.fix) == (state == "warning")
-
-
-def test_horovod_that_is_not_there_is_no_fault(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    line = software.horovod(has_gpus=True)
-    assert (line.state, "`make horovod`" in line.text) == ("ok", True)
 
 
 def test_horovod_is_described_by_what_it_was_built_with(need):

@@ -9,7 +9,6 @@ from pathlib import Path
 from tests.end_to_end.conftest import Scaling
 
 HERE = Path(__file__).parent
-STALL_TIMEOUT_S = 10.0
 
 WORKLOAD = {
     "model": {"name": "mlp", "hidden": [16]},
@@ -21,7 +20,7 @@ ON_TWO_CORES = {"device": "cpu", "threads": 1, "world_sizes": [2], "scaling": "s
 
 
 def study_of(**keys):
-    made = {"name": "faults", "kind": "iteration", "stall_timeout": STALL_TIMEOUT_S, **ON_TWO_CORES, **FEW}
+    made = {"name": "faults", "kind": "iteration", "stall_timeout": 10.0, **ON_TWO_CORES, **FEW}
     return {**made, "workloads": [WORKLOAD], "aggregators": ["all_reduce"], **keys}
 
 

@@ -127,17 +127,10 @@ def unquoted(text: str) -> str:
     parts = text.split(f'"{RAW}')
     out = [parts[0]]
     for part in parts[1:]:
-        quoted, rest = _until_quote(part)
-        raw = json.loads(f'"{quoted}"')
+        raw, end = json.JSONDecoder().raw_decode(f'"{part}')
+        rest = part[end - 1 :]
         out.append(f"{json.dumps(raw)}{rest}" if rest.startswith(":") else f"{raw}{rest}")
     return "".join(out)
-
-
-def _until_quote(text: str) -> tuple[str, str]:
-    at = 0
-    while text[at] != '"':
-        at += 2 if text[at] == "\\" else 1
-    return text[:at], text[at + 1 :]
 
 
 def _change_word(path: Path, _: Sequence[Path], draw: random.Random) -> str | None:

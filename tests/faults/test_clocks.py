@@ -40,17 +40,11 @@ def wall_clock(tree: ast.AST) -> list[int]:
     return found
 
 
-def files() -> list[Path]:
-    return [path for name in ("scaling", "launchers", "topologies") for path in (ROOT / name).rglob("*.py")]
-
-
-def test_wall_clock_is_read_for_times_of_day_alone():
-    readers = {str(path.relative_to(ROOT)) for path in files() if wall_clock(ast.parse(path.read_text()))}
-    assert readers == set(TIMES_OF_DAY)
-
-
-def test_times_of_day_are_subtracted_at_one_place():
-    users = {str(path.relative_to(ROOT)): path.read_text().count("total_seconds(") for path in files()}
+def test_wall_clock_is_read_for_times_of_day_alone_which_are_subtracted_at_one_place():
+    paths = [path for one in ("scaling", "launchers", "topologies") for path in (ROOT / one).rglob("*.py")]
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+    assert {name for name, text in texts.items() if wall_clock(ast.parse(text))} == set(TIMES_OF_DAY)
+    users = {name: text.count("total_seconds(") for name, text in texts.items()}
     assert {name: count for name, count in users.items() if count} == dict.fromkeys(DIFFERENCES, 1)
 
 

@@ -1,4 +1,4 @@
-"""Large valid and damaged files take time in proportion to their size: held by counts of what is done."""
+"""Large files take time in proportion to their size; numbers that no machine has are refused in few calls."""
 
 import gzip
 import os
@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from scaling.analysis.candidates import TIME, workloads
 from scaling.analysis.columns import to_rows
@@ -16,7 +17,8 @@ from scaling.files import documents
 from scaling.files.documents import DocumentError, from_json, gunzipped
 from scaling.report import write
 from scaling.store import ResultsFolder
-from tests.faults.mutants import run
+from tests.faults.mutants import MOST_CALLS, complaint, run
+from tests.faults.valid_inputs import PREDICTED
 from tests.made_studies import StudyFolder, epoch, iteration, split
 
 
@@ -31,7 +33,7 @@ class Name(str):
         return str.__eq__(self, other)
 
 
-def test_key_that_stands_twice_is_found_by_comparing_each_key_a_few_times():
+def test_first_key_that_stands_twice_is_found_by_comparing_each_key_a_few_times():
     number = 2000
     pairs = [(Name(f"k{n}"), n) for n in range(number)]
     pairs += [(Name(f"k{n}"), n) for n in reversed(range(number // 2))]
@@ -39,12 +41,9 @@ def test_key_that_stands_twice_is_found_by_comparing_each_key_a_few_times():
     with pytest.raises(DocumentError, match="key 'k0' stands twice"):
         documents._mapping(pairs)
     assert Name.compared <= 4 * number
-
-
-@pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "b": 3, "a": 4}', '{"x": {"a": 1, "a": 1}}'])
-def test_first_key_that_stands_twice_is_named(text):
-    with pytest.raises(DocumentError, match="key 'a' stands twice"):
-        from_json(text)
+    for text in ('{"a": 1, "b": 2, "b": 3, "a": 4}', '{"x": {"a": 1, "a": 1}}'):
+        with pytest.raises(DocumentError, match="key 'a' stands twice"):
+            from_json(text)
 
 
 @pytest.fixture
@@ -80,13 +79,8 @@ def test_members_of_gzip_are_read_once(unpacked, size):
     assert unpacked.copied <= 2 * len(content) + 1024 * number
 
 
-def test_zeros_behind_members_are_no_content():
-    packed = gzip.compress(b"abc")
-    assert gunzipped(packed + bytes(5000) + packed + bytes(3)) == b"abcabc"
-
-
 @pytest.mark.parametrize("cut", [1, 5, 12])
-def test_damage_is_found_in_any_member(cut):
+def test_damage_is_found_in_any_member_and_zeros_behind_are_no_content(cut):
     packed = gzip.compress(bytes(range(256)) * 20)
     with pytest.raises(DocumentError, match="ends early"):
         gunzipped(packed + packed[:-cut])
@@ -94,6 +88,8 @@ def test_damage_is_found_in_any_member(cut):
         gunzipped(packed + b"x" + packed)
     with pytest.raises(DocumentError, match="more than 5200 bytes"):
         gunzipped(packed + packed, 5200)
+    packed = gzip.compress(b"abc")
+    assert gunzipped(packed + bytes(5000) + packed + bytes(3)) == b"abcabc"
 
 
 def many_runs(path, num_models, num_buckets):
@@ -171,3 +167,69 @@ def test_plan_of_ten_times_the_cells_makes_at_most_eleven_times_the_calls(tmp_pa
         assert ended.code == 0, ended.err
         calls.append(ended.num_calls)
     assert calls[2] <= 11 * calls[1], calls
+
+
+STUDY = {**yaml.safe_load(PREDICTED), "device": "cpu"}
+
+MANY = list(range(20_001))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"threads": 10**6}, "threads is 1000000: "),
+        ({"repeats": 300_000}, "repeats is 300000: "),
+        ({"seed": 10**26}, f"seed.0 is {10**26}: "),
+        ({"seed": MANY}, "cells; at most 20000 are planned"),
+        ({"world_sizes": [2, 10**9]}, "world_sizes.1 is 1000000000: "),
+        ({"stall_timeout": 1e300}, "stall_timeout is 1e+300: "),
+        ({"world_sizes": ["auto", 10**9]}, "world_sizes"),
+        ({"iterations": 10**30}, "iterations is "),
+    ],
+    ids=lambda value: f"{value!s:.30}",
+)
+def test_number_that_no_machine_has_is_refused_in_few_calls(tmp_path, keys, said):
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**STUDY, **keys}))
+    words = ("plan", path)
+    ended = run(words)
+    assert complaint(words, ended, tmp_path) is None
+    assert ended.code == 2, ended.err
+    assert said in ended.err
+
+
+def test_grid_that_is_large_and_allowed_is_planned_in_few_calls(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**STUDY, "seed": MANY[:100]}))
+    words = ("plan", path, "--json")
+    ended = run(words)
+    assert (ended.code, complaint(words, ended, tmp_path)) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "world_size", "said"),
+    [
+        ("all_reduce", 1024, None),
+        ("host_parallel", 256, "it does not run there; ask for up to 8 ranks"),
+        ("one_bit", 1024, "1047552 messages in one step; up to 400000 are priced"),
+        ("mpi_one_bit", 1024, "messages of MPI in one step; up to 100000 are priced"),
+        ("mxnet_tree", 1024, "the trees of up to 256 are searched"),
+    ],
+)
+def test_prediction_of_many_ranks_is_made_or_refused_in_few_calls(tmp_path, aggregator, world_size, said):
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(PREDICTED), "aggregators": [aggregator]}))
+    machine = ("--topology", "hgx-h200-x16-infiniband", "--what-if", "nodes=128")
+    words = ("predict", path, *machine, "--world-sizes", world_size)
+    ended = run(words)
+    assert ended.num_calls < MOST_CALLS
+    assert ended.code == (2 if said else 0), ended.err
+    if said:
+        assert said in " ".join(ended.out.split())
+
+
+@pytest.mark.parametrize("world_size", [1025, 10**6, 10**26])
+def test_schedule_of_more_ranks_than_are_proven_is_not_exported(tmp_path, world_size):
+    ended = run(("schedule", "export", "ring", "--world-size", world_size, "--out", tmp_path / "x.xml"))
+    assert ended.code == 2
+    assert "less than or equal to 1024" in " ".join(ended.err.replace("│", " ").split())

@@ -1,14 +1,17 @@
-"""A package that is missing, or cannot be loaded: a message with the command that installs it."""
+"""Packages that are missing, broken or shadowed by files of the working folder, and what is said of them."""
 
 import os
 import shlex
 import subprocess
 import sys
+from contextlib import closing
 from subprocess import CompletedProcess
 
 import pytest
 import yaml
 
+from launchers.base import LaunchSpec
+from launchers.zygote import Zygote
 from tests.faults.commands import command_in, line_with, study_of, worker
 from tests.ranks import free_port
 from tests.waiting import LIMIT_S
@@ -90,3 +93,46 @@ def test_matplotlib_that_is_missing_or_broken(without, found):
         environment = without("matplotlib", how).environment
         said_of("matplotlib", how, subprocess.run(words, env=environment, capture_output=True, text=True))
     found(line.replace(sys.executable, "python"), "nothing: what was measured is there, the report is not")
+
+
+SHADOWS = ["scaling", "launchers", "numpy", "torch", "yaml", "sklearn"]
+SHADOWS += ["statistics", "types", "json", "os", "random"]
+OWN = "import numpy, statistics, scaling.errors\ndef main(words):\n    print('ran', words)\n"
+
+
+@pytest.fixture
+def shadowed(tmp_path, monkeypatch):
+    """A working folder with the user's own module, and one of each name, which says when it is imported."""
+    if sys.platform != "linux":
+        pytest.skip("zygotes are Linux's")
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text(f"print('imported {name}')\nraise RuntimeError('{name}')\n")
+    (tmp_path / "users_own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return tmp_path
+
+
+def test_forked_workers_import_what_is_installed_and_the_users_own_module(shadowed):
+    log = shadowed / "log"
+    with closing(Zygote(["scaling.worker", "users_own"])) as zygote:
+        launch = zygote.launch(LaunchSpec(1, 1, "users_own", ["x"]), os.environ, log)
+        assert launch.wait(LIMIT_S) == 0, log.read_text()
+    assert log.read_text() == "ran ['x']\n"
+
+
+@pytest.mark.parametrize("module", ["scaling", "scaling.worker"])
+def test_program_imports_what_is_installed(shadowed, module):
+    for name in ("scaling", "launchers", "types", "os"):  # Python itself imports these before any of ours
+        (shadowed / f"{name}.py").unlink()
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "imported" not in done.stdout
+
+
+def test_reports_are_told_from_what_else_is_printed(shadowed, monkeypatch):
+    with closing(Zygote(["users_own"])) as zygote:
+        zygote.wait_until_imported()
+        zygote._heard = b'warning: {x}\n\n{"rank": 0, "code": 0}\n'
+        assert zygote.hear(1.0) == {"rank": 0, "code": 0}

@@ -50,11 +50,13 @@ def test_keys_of_documents_are_redacted(name):
         "https://{}@host/x.git", "https://host/?a=1&token={}&b=2", "Bearer {}",
         "Authorization: Basic {}", '{{"api_key": "{}", "b": 1}}', "{{'password': '{}'}}", "api_key: {}\nb: 2",
         "export HF_TOKEN={}", "AccountKey={};x=1", "failed: 401 for url https://h/x?access_token={}",
+        "wget --user=me:{} h", "http -a me:{} h", "xh -u me:{} h", "curl -u {}: h",
+        "x=$(curl \\\n -u me:{} h)", '{{"command": "curl -u me:{} h"}}', "fetch http://{}@host:80/x?a@b",
     ],
 )  # fmt: skip
 def test_texts_show_no_secret_and_keep_what_stands_around_it(text):
     shown = redacted(text.format("abcd1234"), {})
-    assert shown in (text.format(REDACTED), text.format("abcd1234").replace("Bearer abcd1234", REDACTED))
+    assert shown == (REDACTED if text == "Bearer {}" else text.format(REDACTED))
     assert redacted(shown, {}) == shown
 
 
@@ -88,21 +90,6 @@ def test_password_of_a_user_is_not_shown_in_commands_of_the_web(password, option
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("wget --user=me:x1s h", "wget --user=me:{} h"), ("http -a me:x1s h", "http -a me:{} h"),
-        ("xh -u me:x1s h", "xh -u me:{} h"), ("curl -u x1s: h", "curl -u {}: h"),
-        ("x=$(curl \\\n -u me:x1s h)", "x=$(curl \\\n -u me:{} h)"),
-        ('{"command": "curl -u me:x1s h"}', '{"command": "curl -u me:{} h"}'),
-    ],
-)  # fmt: skip
-def test_password_of_a_user_is_not_shown_in_texts_either(typed, expected):
-    shown = expected.replace("{}", REDACTED)
-    assert redacted(typed, {}) == shown
-    assert redacted(shown, {}) == shown
-
-
-@pytest.mark.parametrize(
     "command",
     [
         "docker run --user root:root x", "docker run -u 1000:1000 curlimages/curl h", "rsync -u n1:/data/x y",
@@ -117,16 +104,10 @@ def test_users_groups_and_hosts_of_other_programs_stay(command):
         assert redacted_command(command.split()) == command
 
 
-def test_signed_token_goes_wherever_it_stands():
+def test_tokens_passwords_of_addresses_and_values_of_variables_go_wherever_they_stand():
     signed = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.s-1_g"
     assert redacted_command(["train.py", "--neptune", signed]) == f"train.py --neptune {REDACTED}"
-
-
-def test_user_and_password_of_an_address_go():
     assert redacted("fetch http://u:p@ss@host:80/x?a@b", {}) == f"fetch http://{REDACTED}@host:80/x?a@b"
-
-
-def test_value_of_a_variable_is_found_anywhere():
     variables = {"MY_TOKEN": "plainwords", "PWD": "/home/me", "A_KEY": "short", "NAME": "resnet56"}
     shown = redacted("it is plainwords in /home/me, short resnet56", variables)
     assert shown == f"it is {REDACTED} in /home/me, short resnet56"

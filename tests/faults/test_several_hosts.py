@@ -1,4 +1,4 @@
-"""Ranks of two hosts: their watchers find one verdict, which both say."""
+"""Ranks that go wrong before they have met, and of two hosts: watchers find one verdict, which all say."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.faults.commands import FEW, WORKLOAD, command_in, in_general, line_with, study_of, worker
+from tests.faults.commands import FEW, HERE, WORKLOAD, command_in, in_general, line_with, study_of, worker
 from tests.ranks import free_port
 from tests.waiting import LIMIT_S
 
@@ -71,3 +71,46 @@ def test_rank_of_one_of_two_hosts_is_stopped(on_two_hosts, found):
     assert any("File" in one for one in second), "its stack, on both"
     assert [one for one in first if not one.startswith("watcher:   ")] == [line]
     found(f"on both hosts: {in_general(line)}", "nothing: the run is planned again")
+
+
+JOIN_TIMEOUT_S = 20
+"""This time has to pass where a rank is stopped; ranks that are forked meet sooner."""
+
+
+@pytest.fixture
+def planted(tmp_path, draw):
+    """planted(fault, launcher): runs a study of two ranks, one of which goes wrong so."""
+
+    def run(fault, launcher):
+        rank, once = draw.randrange(2), tmp_path / "once"
+        command = command_in(tmp_path)
+        command.study.write_text(yaml.safe_dump(study_of()))
+        path = os.pathsep.join([str(HERE / "early"), command.environment["PYTHONPATH"]])
+        # In a zygote it is planted as that starts.
+        run_command = command.run if launcher == "local" else command.run_here
+        outcome = run_command(
+            *("--launcher", launcher),
+            PYTHONPATH=path,
+            PLANTED=f"{fault} {rank} {once}",
+            **({"SCALING_JOIN_TIMEOUT_S": str(JOIN_TIMEOUT_S)} if fault == "stop" else {}),
+        )
+        print(outcome.stderr)
+        assert "Traceback" not in outcome.stderr
+        assert outcome.returncode == 0, "the launch was tried once more"
+        assert set(command.states().values()) == {"done"}
+        return rank, outcome.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_rank_that_exits_without_a_word_before_the_ranks_have_met(planted, launcher, found):
+    rank, said = planted("0", launcher)
+    line = line_with(said, f": rank {rank} left first", "before the ranks had met")
+    found(in_general(line), "nothing: the launch is tried once more")
+
+
+def test_rank_that_is_stopped_before_the_ranks_have_met(planted, found):
+    rank, said = planted("stop", "local")
+    line = line_with(said, f": rank {rank} is behind", "stopped by a signal, before the ranks had met")
+    found(in_general(line), "nothing: the launch is tried once more")

@@ -88,17 +88,14 @@ def test_variable_of_the_environment_that_is_wrong(command, variable, found):
     found("error: VARIABLE is VALUE; it must be ...", NOTHING)
 
 
-def test_backend_of_matplotlib_that_there_is_none_of(command):
-    outcome = command.run(MPLBACKEND="rubbish")
-    assert outcome.returncode == 0, outcome.stderr
-    assert (command.out / "report.html").is_file()
-
-
-def test_join_timeout_that_is_wrong_starts_no_launch(command):
+def test_join_timeout_that_is_wrong_starts_no_launch_and_a_wrong_backend_of_matplotlib_is_no_fault(command):
     outcome = command.run_here(SCALING_JOIN_TIMEOUT_S="soon")
     assert outcome.returncode == 2
     said = "error: SCALING_JOIN_TIMEOUT_S is 'soon'; it must be a number of seconds above 0\n"
     assert outcome.stderr.splitlines(keepends=True)[-1] == said  # a busy machine is warned of before
+    outcome = command.run(MPLBACKEND="rubbish")
+    assert outcome.returncode == 0, outcome.stderr
+    assert (command.out / "report.html").is_file()
 
 
 def test_address_of_rank_0_that_nobody_has(command, found):

@@ -174,10 +174,6 @@ def test_terminal_that_has_ascii_alone(study):
     assert re.search(r"all_reduce .* \? ", shown), "the table of all cells, with ? for its dashes"
 
 
-def ended(process):
-    return process.communicate(timeout=LIMIT_S)[1]
-
-
 def zombies_of(pid):
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -197,7 +193,7 @@ def test_ctrl_c_twice(scaling, draw, found):
     process.send_signal(signal.SIGINT)
     time.sleep(draw.uniform(0, 0.5))
     process.send_signal(signal.SIGINT)
-    said = ended(process)
+    said = process.communicate(timeout=LIMIT_S)[1]
     assert "Traceback" not in said
     assert process.returncode in (130, -signal.SIGINT), said  # the second may come when all is over
     assert set(scaling.states().values()) == {"planned"}
@@ -221,7 +217,7 @@ def test_process_that_forks_the_ranks_is_killed(scaling, draw, found):
         assert line, "".join(said)
         said.append(line)
     process.send_signal(signal.SIGINT)
-    ended(process)
+    process.communicate(timeout=LIMIT_S)
     assert line.startswith(f"a run was cut off: the {name}")
     assert f"(pid {pid}) was ended by SIGKILL, see " in line
     assert not [one for one in said if "left first" in one], "no rank is blamed"

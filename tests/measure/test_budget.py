@@ -10,9 +10,12 @@ from scaling.measure.budget import PARTS, PHASES, RankStep, Span, arrivals_s, st
 
 
 def step(step_s, spans, start_s=None):
-    """`spans`: as "forward main 0 4; communicate comm 3 5"."""
-    words = [span.split() for span in spans.split(";") if span.strip()]
-    return RankStep(step_s, [Span(phase, lane, float(a), float(b)) for phase, lane, a, b in words], start_s)
+    """`spans`: as "forward 0 4; communicate comm 3 5", on main where no lane is named."""
+    found = []
+    for span in filter(str.strip, spans.split(";")):
+        phase, *lane, start, stop = span.split()
+        found.append(Span(phase, "".join(lane) or "main", float(start), float(stop)))
+    return RankStep(step_s, found, start_s)
 
 
 def parts(budget):
@@ -27,7 +30,8 @@ def one(spans, step_s=10.0):
 
 class TestOneRank:
     def test_all_parts_are_there_in_their_order_and_a_step_without_length_has_none(self):
-        budget = one("forward main 0 0", step_s=0.0)
+        assert one("forward 0 5; h2d copy 3 9").hidden_h2d_s == 2.0  # under main
+        budget = one("forward 0 0", step_s=0.0)
         assert (list(budget.parts_s), parts(budget)) == (list(PARTS), {})
 
     @pytest.mark.parametrize(
@@ -35,30 +39,24 @@ class TestOneRank:
         [
             ("", {}),  # step without spans is unexplained
             # Phases on main keep their durations and the rest is unexplained.
-            (
-                "input main 0 1; forward main 1.5 4; update main 4 9",
-                {"input": 1, "forward": 2.5, "update": 5},
-            ),
+            ("input 0 1; forward 1.5 4; update 4 9", {"input": 1, "forward": 2.5, "update": 5}),
             # Phase that comes twice is summed, exchange on main is exposed.
-            ("communicate main 1 2; communicate main 4 7", {"exposed_comm": 4}),
+            ("communicate 1 2; communicate 4 7", {"exposed_comm": 4}),
             # Two lanes exposed at once count the moment once and the exchange first.
             ("communicate comm 1 4; h2d copy 2 7", {"exposed_comm": 3, "h2d": 3}),
             # Other phases exposed at once go by their order.
             ("reduce comm 1 4; encode copy 2 7", {"encode": 5, "reduce": 1}),
             # Codec and copy beside give their exposed part alone.
-            ("backward main 0 5; encode comm 4 6", {"backward": 5, "encode": 1}),
-            ("forward main 0 5; h2d copy 3 9", {"forward": 5, "h2d": 4}),
+            ("backward 0 5; encode comm 4 6", {"backward": 5, "encode": 1}),
+            ("forward 0 5; h2d copy 3 9", {"forward": 5, "h2d": 4}),
             # Spans are clipped to the step.
-            ("backward main -3 4; communicate comm 8 99", {"backward": 4, "exposed_comm": 2}),
-            ("backward main 4 3.9", {}),  # span that ends before it starts
+            ("backward -3 4; communicate comm 8 99", {"backward": 4, "exposed_comm": 2}),
+            ("backward 4 3.9", {}),  # span that ends before it starts
             # Spans of main that overlap count the moment once.
-            ("forward main 0 4; backward main 3 10", {"forward": 4, "backward": 6}),
-            ("wait main 4 7", {"wait": 3}),  # barrier on main is waiting
+            ("forward 0 4; backward 3 10", {"forward": 4, "backward": 6}),
+            ("wait 4 7", {"wait": 3}),  # barrier on main is waiting
             # The computation stands still while the host sets an exchange going.
-            (
-                "backward main 0 2; communicate hook 2 3; backward main 3 10",
-                {"backward": 9, "exposed_comm": 1},
-            ),
+            ("backward 0 2; communicate hook 2 3; backward 3 10", {"backward": 9, "exposed_comm": 1}),
             ("communicate hook 2 4; communicate comm 3 6", {"exposed_comm": 4}),  # covered too: counts once
         ],
     )
@@ -69,96 +67,66 @@ class TestOneRank:
     @pytest.mark.parametrize(
         ("spans", "hidden_s", "exposed_s"),
         [
-            ("backward main 2 6; communicate comm 4 7.5", 2.0, 1.5),  # sticks out
-            ("backward main 2 8; communicate comm 4 7.5", 3.5, 0.0),
-            ("backward main 2 4; communicate comm 4 7.5", 0.0, 3.5),
-            ("backward main 0 4; communicate main 4 7", 0.0, 3.0),
+            ("backward 2 6; communicate comm 4 7.5", 2.0, 1.5),  # sticks out
+            ("backward 2 8; communicate comm 4 7.5", 3.5, 0.0),
+            ("backward 2 4; communicate comm 4 7.5", 0.0, 3.5),
+            ("backward 0 4; communicate 4 7", 0.0, 3.0),
             # Shows in the gap.
-            ("backward main 1 3; backward main 4 6; communicate comm 2 8", 3.0, 3.0),
-            ("backward main 0 5; communicate comm 1 3; communicate b 2 4", 3.0, 0.0),  # overlap: hidden once
-            ("backward main 0 2; communicate hook 2 3; backward main 3 10", 0.0, 1.0),
+            ("backward 1 3; backward 4 6; communicate comm 2 8", 3.0, 3.0),
+            ("backward 0 5; communicate comm 1 3; communicate b 2 4", 3.0, 0.0),  # overlap: hidden once
+            ("backward 0 2; communicate hook 2 3; backward 3 10", 0.0, 1.0),
         ],
     )
     def test_exchange_is_hidden_under_main_alone(self, spans, hidden_s, exposed_s):
         budget = one(spans)
         assert (budget.hidden_comm_s, budget.parts_s["exposed_comm"]) == (hidden_s, exposed_s)
 
-    def test_copy_of_the_batch_is_hidden_under_main(self):
-        assert one("forward main 0 5; h2d copy 3 9").hidden_h2d_s == 2.0
 
-
-OWN = step(9.0, "communicate main 0 3", 0.0)
+OWN = step(9.0, "communicate 0 3", 0.0)
 
 
 class TestSeveralRanks:
-    def test_others_wait_for_the_late_rank_and_it_waits_for_nobody(self):
+    def test_others_wait_for_the_late_rank_on_the_shared_clock_and_it_waits_for_nobody(self):
         arrives = (2, 7, 4)
-        ranks = [step(10.0, f"backward main 0 {at}; communicate main {at} 9", 5.0) for at in arrives]
+        ranks = [step(10.0, f"backward 0 {at}; communicate {at} 9", 5.0) for at in arrives]
         early, late, middle = found = step_budgets(ranks)
         assert parts(early) == {"backward": 2.0, "wait": 5.0, "exposed_comm": 2.0, "unattributed": 1.0}
         assert parts(late) == {"backward": 7.0, "exposed_comm": 2.0, "unattributed": 1.0}
         assert parts(middle) == {"backward": 4.0, "wait": 3.0, "exposed_comm": 2.0, "unattributed": 1.0}
         assert [one.arrived_after_first_s for one in found] == [0.0, 5.0, 2.0]
-
-    def test_steps_that_start_apart_are_compared_on_the_shared_clock(self):
-        first, second = step_budgets(
-            [step(5.0, "communicate main 1 4", start_s) for start_s in (100.0, 100.5)]
-        )
+        first, second = step_budgets([step(5.0, "communicate 1 4", start_s) for start_s in (100.0, 100.5)])
         assert parts(first) == pytest.approx({"wait": 0.5, "exposed_comm": 2.5, "unattributed": 2.0})
         assert parts(second) == pytest.approx({"exposed_comm": 3.0, "unattributed": 2.0})
         assert second.arrived_after_first_s == pytest.approx(0.5)
 
     @pytest.mark.parametrize(
-        ("early", "late", "expected", "hidden_s"),
+        ("early", "late", "wait_s", "exposed_s", "hidden_s"),
         [
             # Waiting under main is hidden and no part of the step.
-            (
-                "backward main 0 4; communicate comm 1 5",
-                "backward main 0 4; communicate comm 3 5",
-                {"backward": 4.0, "exposed_comm": 1.0, "unattributed": 4.0},
-                3.0,
-            ),
+            ("backward 0 4; communicate comm 1 5", "backward 0 4; communicate comm 3 5", 0, 1, 3),
             # Every exchange has its own last rank.
-            (
-                "communicate main 0 3; communicate main 5 8",
-                "communicate main 2 3; communicate main 4 8",
-                {"wait": 2.0, "exposed_comm": 4.0, "unattributed": 3.0},
-                0.0,
-            ),
-            (
-                "communicate main 2 3; communicate main 4 8",
-                "communicate main 0 3; communicate main 5 8",
-                {"wait": 1.0, "exposed_comm": 4.0, "unattributed": 4.0},
-                0.0,
-            ),
+            ("communicate 0 3; communicate 5 8", "communicate 2 3; communicate 4 8", 2, 4, 0),
+            ("communicate 2 3; communicate 4 8", "communicate 0 3; communicate 5 8", 1, 4, 0),
             # A moment is no waiting while another exchange is going on.
-            (
-                "communicate comm 0 6; communicate b 2 6",
-                "communicate comm 0 6; communicate b 5 6",
-                {"exposed_comm": 6.0, "unattributed": 3.0},
-                0.0,
-            ),
+            ("communicate comm 0 6; communicate b 2 6", "communicate comm 0 6; communicate b 5 6", 0, 6, 0),
             # An exchange that ended before the last arrival was all waiting.
-            ("communicate main 0 3", "communicate main 4 8", {"wait": 3.0, "unattributed": 6.0}, 0.0),
+            ("communicate 0 3", "communicate 4 8", 3, 0, 0),
             # Waiting in a hook for a late rank is waiting.
-            (
-                "communicate hook 1 8; communicate comm 1 8",
-                "communicate hook 5 8; communicate comm 5 8",
-                {"wait": 4.0, "exposed_comm": 3.0, "unattributed": 2.0},
-                0.0,
-            ),
+            ("communicate hook 1 8; communicate b 1 8", "communicate hook 5 8; communicate b 5 8", 4, 3, 0),
         ],
     )
-    def test_waiting(self, early, late, expected, hidden_s):
+    def test_waiting(self, early, late, wait_s, exposed_s, hidden_s):
         first, _ = step_budgets([step(9.0, early, 0.0), step(9.0, late, 0.0)])
-        assert (parts(first), first.hidden_comm_s) == (expected, hidden_s)
+        known = {"backward": 4.0 * ("backward" in early), "wait": wait_s, "exposed_comm": exposed_s}
+        known["unattributed"] = 9.0 - sum(known.values())
+        assert (first.parts_s, first.hidden_comm_s) == ({**dict.fromkeys(PARTS, 0.0), **known}, hidden_s)
 
     @pytest.mark.parametrize(
         "other",
         [
             step(9.0, "", 0.0),  # no exchange there
-            step(9.0, "communicate main 2 3; communicate main 5 6", 0.0),  # two there
-            step(9.0, "communicate main 2 3"),  # start not known
+            step(9.0, "communicate 2 3; communicate 5 6", 0.0),  # two there
+            step(9.0, "communicate 2 3"),  # start not known
         ],
     )
     def test_arrivals_that_cannot_be_compared_make_nothing_waiting(self, other):
@@ -167,12 +135,10 @@ class TestSeveralRanks:
         assert parts(first) == {"exposed_comm": 3.0, "unattributed": 6.0}
         assert first.arrived_after_first_s is None
 
-    def test_arrivals_are_by_exchange_and_rank_in_the_order_of_starts(self):
+    def test_arrivals_are_by_exchange_and_rank_in_the_order_of_starts_and_a_hook_is_none(self):
         spans = "communicate comm 3 4; communicate comm 1 2"
         found = arrivals_s([step(9.0, spans, start_s) for start_s in (10.0, 20.0)])
         assert found.tolist() == [[11.0, 21.0], [13.0, 23.0]]
-
-    def test_a_hook_is_no_arrival_and_ranks_may_have_different_numbers_of_them(self):
         hooked = [step(9.0, f"communicate hook 1 2; communicate comm {at} 8", 0.0) for at in (3, 6)]
         first, second = step_budgets(hooked)
         assert [one.arrived_after_first_s for one in (first, second)] == [0.0, 3.0]

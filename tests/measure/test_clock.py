@@ -9,23 +9,20 @@ import torch
 from scaling.measure import clock as module
 from scaling.measure.clock import CudaEventClock, GraphClock, MonotonicClock, clock_for, graphs_can_be_marked
 
-CPU = torch.device("cpu")
 
-
-class TestHost:
-    def test_time_between_marks_and_the_anchor_are_the_hosts(self):
-        clock = clock_for(CPU)
-        assert isinstance(clock, MonotonicClock)
-        before = time.perf_counter()
-        marks = [clock.mark() for _ in range(3)]
-        after = time.perf_counter()
-        clock.settle()
-        assert 0 <= clock.seconds(marks[0], marks[2]) <= after - before
-        assert clock.seconds(marks[2], marks[0]) <= 0
-        clock.reuse(marks)
-        anchor = clock.anchor()
-        assert before <= anchor.mark == anchor.host_s <= time.perf_counter()
-        assert anchor.uncertainty_s == 0
+def test_time_between_marks_and_the_anchor_are_the_hosts_on_a_processor():
+    clock = clock_for(torch.device("cpu"))
+    assert isinstance(clock, MonotonicClock)
+    before = time.perf_counter()
+    marks = [clock.mark() for _ in range(3)]
+    after = time.perf_counter()
+    clock.settle()
+    assert 0 <= clock.seconds(marks[0], marks[2]) <= after - before
+    assert clock.seconds(marks[2], marks[0]) <= 0
+    clock.reuse(marks)
+    anchor = clock.anchor()
+    assert before <= anchor.mark == anchor.host_s <= time.perf_counter()
+    assert anchor.uncertainty_s == 0
 
 
 class FakeDevice:
@@ -74,7 +71,7 @@ def device(monkeypatch) -> FakeDevice:
 
 
 class TestEvents:
-    def test_time_between_two_that_are_made_once_is_in_seconds(self, device):
+    def test_events_are_timed_in_seconds_made_once_and_kept_while_they_are_needed(self, device):
         clock = CudaEventClock()
         start = clock.mark()
         device.now_s += 0.25
@@ -83,33 +80,24 @@ class TestEvents:
             marks = [clock.mark() for _ in range(3)]
             clock.reuse(marks)
         assert [event.options for event in device.events] == [{"enable_timing": True}] * (2 + 3)
-
-    def test_those_that_are_still_needed_are_not_recorded_again(self, device):
         clock = CudaEventClock()
         kept = clock.mark()
         device.now_s = 7
         clock.reuse([clock.mark()])
         assert clock.mark() is not kept
-        assert kept.at_s == 0
+        assert kept.at_s == 0.25
 
-    def test_anchor_is_the_one_that_the_host_heard_of_soonest(self, device):
+    def test_anchor_is_the_one_that_the_host_heard_of_soonest_on_the_idle_device(self, device):
         device.now_s = 100.0
         device.delays = [5.0, 3.0, 0.5, 4.0, 2.0]
         anchor = CudaEventClock().anchor()
         assert anchor.mark.at_s == 108.0
         assert (anchor.host_s, anchor.uncertainty_s) == (108.25, 0.25)
-        assert device.delays == []
+        assert (device.delays, device.num_synchronized) == ([], module.ANCHOR_TRIES)
 
-    def test_anchor_is_taken_on_the_idle_device(self, device):
-        device.delays = [1.0] * module.ANCHOR_TRIES
-        CudaEventClock().anchor()
-        assert device.num_synchronized == module.ANCHOR_TRIES
-
-    def test_those_of_a_graph_are_external_to_it(self, device):
+    def test_those_of_a_graph_are_external_which_an_older_torch_cannot_mark(self, device, monkeypatch):
         GraphClock().mark()
         assert device.events[0].options == {"enable_timing": True, "external": True}
-
-    def test_torch_that_has_no_external_ones_cannot_mark_graphs(self, device, monkeypatch):
         assert graphs_can_be_marked()
 
         def old_event(*, enable_timing: bool) -> None: ...

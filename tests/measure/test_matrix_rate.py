@@ -1,5 +1,7 @@
 """The rate of matrix products: which size counts, that nothing else changes, and peaks by data sheets."""
 
+import math
+
 import pytest
 import torch
 
@@ -34,16 +36,20 @@ def clock(monkeypatch):
     return made
 
 
-def test_the_best_size_counts(monkeypatch, clock):
-    rates = {256: 1e9, 512: 4e9, 1024: 3e9, 2048: 2e9}
+def products_take(monkeypatch, clock, seconds_of, fits=math.inf):
+    """Products of up to that size move the clock so far; larger ones have no room."""
 
     def made(precision, size, device):
-        def multiply():
-            clock.now_s += 2 * size**3 / rates[size]
-
-        return multiply
+        if size > fits:
+            raise torch.OutOfMemoryError
+        return lambda: setattr(clock, "now_s", clock.now_s + seconds_of(size))
 
     monkeypatch.setattr(module, "product", made)
+
+
+def test_the_best_size_counts(monkeypatch, clock):
+    rates = {256: 1e9, 512: 4e9, 1024: 3e9, 2048: 2e9}
+    products_take(monkeypatch, clock, lambda size: 2 * size**3 / rates[size])
     rate = matrix_rate("bf16", CPU, seconds=100.0)
     assert (rate.size, rate.num_samples) == (512, 30)
     assert rate.flops_per_s == pytest.approx(4e9)
@@ -52,16 +58,7 @@ def test_the_best_size_counts(monkeypatch, clock):
 
 @pytest.mark.parametrize(("fits", "size"), [(512, 512), (0, None)])
 def test_what_does_not_fit_is_left_out(monkeypatch, clock, fits, size):
-    def made(precision, size, device):
-        if size > fits:
-            raise torch.OutOfMemoryError
-
-        def multiply():
-            clock.now_s += size**2 * 1e-9
-
-        return multiply
-
-    monkeypatch.setattr(module, "product", made)
+    products_take(monkeypatch, clock, lambda size: size**2 * 1e-9, fits)
     rate = matrix_rate("float32", CPU)
     assert (rate and rate.size) == size
 

@@ -97,22 +97,21 @@ def spans_of(recorder):
     return sample.spans
 
 
-class TestUnsplitSteps:
-    def test_they_have_a_length_and_no_spans_and_keep_their_order(self, clock, recorder):
-        before = clock.num_marks
-        with recorder.step(profiled=False) as marks:
-            assert marks is UNMARKED
-            clock.now_s += 1
-            with marks.phase("forward"), marks.on_lane("comm")("communicate"), marks.paused():
-                clock.now_s += 2
-        assert clock.num_marks - before == 2
-        (sample,) = recorder.take()
-        assert (sample.step_s, sample.spans) == (3, None)
-        for seconds in (3, 1, 2):
-            with recorder.step(profiled=False):
-                clock.now_s += seconds
-        assert [sample.step_s for sample in recorder.take()] == [3, 1, 2]
-        assert recorder.take() == []
+def test_unprofiled_steps_have_a_length_and_no_spans_and_keep_their_order(clock, recorder):
+    before = clock.num_marks
+    with recorder.step(profiled=False) as marks:
+        assert marks is UNMARKED
+        clock.now_s += 1
+        with marks.phase("forward"), marks.on_lane("comm")("communicate"), marks.paused():
+            clock.now_s += 2
+    assert clock.num_marks - before == 2
+    (sample,) = recorder.take()
+    assert (sample.step_s, sample.spans) == (3, None)
+    for seconds in (3, 1, 2):
+        with recorder.step(profiled=False):
+            clock.now_s += seconds
+    assert [sample.step_s for sample in recorder.take()] == [3, 1, 2]
+    assert recorder.take() == []
 
 
 @pytest.mark.parametrize(
@@ -129,21 +128,16 @@ def test_phases_on_main_are_spans_from_the_steps_start(clock, step, events, span
     assert step(*events).spans == spans
 
 
-def test_clock_is_not_settled_inside_the_measured_window(clock, recorder):
-    before = clock.num_settled
-    with recorder.step(profiled=True) as marks, marks.phase("update"):
-        clock.now_s += 1
-    assert clock.num_settled == before
-
-
 class TestLanesBeside:
-    def test_they_run_under_main_and_under_each_other(self, clock, recorder):
+    def test_they_run_under_main_and_under_each_other_and_settle_nothing(self, clock, recorder):
+        before = clock.num_settled
         with recorder.step(profiled=True) as marks, marks.phase("backward"):
             with marks.on_lane("comm")("communicate"):
                 clock.now_s += 1
                 with marks.on_lane("copy")("h2d"):
                     clock.now_s += 2
             clock.now_s += 4
+        assert clock.num_settled == before
         beside = [("communicate", "comm", 0, 3), ("backward", "main", 0, 7), ("h2d", "copy", 1, 3)]
         assert spans_of(recorder) == beside
 
@@ -215,35 +209,31 @@ class TestErrors:
             for phase in inner:
                 inside.enter_context(marks.on_lane(lane)(phase) if lane else marks.phase(phase))
 
-    def test_phase_outside_a_step_is_an_error(self, recorder):
+    def test_phase_outside_a_step_is_an_error_and_one_that_raised_is_no_span(self, recorder, clock):
         with pytest.raises(ValueError, match="phase 'update' outside a step"), recorder.phase("update"):
             pass
-
-    @pytest.mark.parametrize("where", ["phase", "beside", "paused"])
-    def test_step_that_raised_is_not_recorded_and_the_next_one_is(self, clock, recorder, step, where):
-        def fails():
-            with recorder.step(profiled=True) as marks, marks.phase("forward"):
-                clock.now_s += 5
-                inside = {
-                    "phase": lambda: marks.phase("backward"),
-                    "beside": lambda: marks.on_lane("comm")("communicate"),
-                    "paused": marks.paused,
-                }[where]
-                with inside():
-                    raise KeyError
-
-        for _ in range(3):
-            with pytest.raises((KeyError, ValueError)):
-                fails()
-            assert step(("forward", 1)).spans == [("forward", "main", 0, 1)]
-
-    def test_phase_that_raised_is_no_span_where_the_step_goes_on(self, clock, recorder):
         with recorder.step(profiled=True) as marks:
             with pytest.raises(KeyError), marks.phase("forward"):
                 raise KeyError
             with marks.phase("backward"):
                 clock.now_s += 1
         assert spans_of(recorder) == [("backward", "main", 0, 1)]
+
+    @pytest.mark.parametrize("inside", [
+        lambda marks: marks.phase("backward"), lambda marks: marks.on_lane("comm")("communicate"),
+        lambda marks: marks.paused(),
+    ], ids=["phase", "beside", "paused"])  # fmt: skip
+    def test_step_that_raised_is_not_recorded_and_the_next_one_is(self, clock, recorder, step, inside):
+        def fails():
+            with recorder.step(profiled=True) as marks, marks.phase("forward"):
+                clock.now_s += 5
+                with inside(marks):
+                    raise KeyError
+
+        for _ in range(3):
+            with pytest.raises((KeyError, ValueError)):
+                fails()
+            assert step(("forward", 1)).spans == [("forward", "main", 0, 1)]
 
 
 class TestStartsOnTheHostsClock:
@@ -262,13 +252,11 @@ class TestStartsOnTheHostsClock:
             assert [sample.start_s for sample in taken] == pytest.approx(expected, rel=1e-12)
             assert [sample.step_s for sample in taken] == [5, 5, 5]  # lengths are the device's own
 
-    def test_steps_that_take_no_time_start_all_the_same(self, clock, recorder):
+    def test_steps_without_length_start_too_and_uncertainty_is_the_worst_of_all(self, clock, recorder):
         for _ in range(2):
             with recorder.step(profiled=False):
                 pass
         assert [sample.start_s for sample in recorder.take()] == [1000.0, 1000.0]
-
-    def test_uncertainty_is_the_worst_of_all_anchors(self, clock):
         clock.uncertainty_s = 1e-6
         recorder = PhaseRecorder(clock)
         for uncertainty_s, worst in ((3e-6, 3e-6), (2e-6, 3e-6)):
@@ -299,8 +287,6 @@ class TestMarksOfSomebodyElse:
             placed = [("forward", "main", 0, 1), ("backward", "main", 1, 3)]
             assert sorted(spans_of(recorder)) == sorted([("input", "main", 0, 1), *placed])
         assert clock.seconds(first, third) == 3
-
-    def test_outside_a_profiled_iteration_there_is_no_place_for_them(self, recorder, foreign):
         said = pytest.raises(AssertionError, match="inside a profiled iteration")
         with said, recorder.step(profiled=False):
             recorder.place("forward", *foreign[:2])
@@ -326,9 +312,7 @@ def test_later_rounds_need_no_more_marks_than_the_first(clock, recorder, chain_s
 
 class TestPhasesThatFollowEachOther:
     @pytest.mark.parametrize(("gap_s", "second", "num_marks"), [(0.5, (1, 2.5), 3), (2, (3, 4), 4)])
-    def test_they_share_a_mark_where_the_host_hardly_paused(
-        self, clock, recorder, monkeypatch, gap_s, second, num_marks
-    ):
+    def test_they_share_a_mark_without_a_pause(self, clock, recorder, monkeypatch, gap_s, second, num_marks):
         host = SimpleNamespace(now_s=0.0)
         monkeypatch.setattr(phases, "time", SimpleNamespace(perf_counter=lambda: host.now_s))
         clock.chain_s = 1.0
@@ -343,13 +327,10 @@ class TestPhasesThatFollowEachOther:
         assert clock.num_marks - before == 2 + num_marks
         assert spans_of(recorder) == [("forward", "main", 0, 1), ("backward", "main", *second)]
 
-    def test_first_phase_begins_with_the_step(self, clock, step):
+    def test_first_phase_begins_with_the_step_and_work_beside_by_itself(self, clock, step, recorder):
         clock.chain_s = 1e9
         assert step(1, ("input", 1)).spans == [("input", "main", 0, 2)]
-
-    def test_work_beside_follows_nothing_of_another_call(self, clock, recorder):
-        """A stream waits for the computation before each exchange: that wait is none of it."""
-        clock.chain_s = 1e9
+        # A stream waits for the computation before each exchange: that wait is none of it.
         with recorder.step(profiled=True) as marks:
             for _ in range(2):
                 phase = marks.on_lane("comm")

@@ -68,13 +68,15 @@ def read(gpu=None, own_pids=(), **queries):
 
 
 class TestReading:
-    def test_everything_is_in_si_units_at_times_that_are_in_order(self):
+    def test_everything_is_in_si_units_at_times_that_are_in_order_and_unknown_if_nothing_answers(self):
         expected = {"energy_j": 5000, "power_w": 350.5, "power_limit_w": 700, "temperature_c": 41}
         expected |= {"sm_clock_hz": 1800e6, "sm_clock_max_hz": 1980e6, "memory_clock_hz": 3201e6}
         expected |= {"memory_used_bytes": 2**30}
         reading = vars(read())
         assert {name: reading[name] for name in expected} == pytest.approx(expected)
         assert read().at_s < read().at_s
+        reading = read(**dict.fromkeys(QUERIES, refuse))
+        assert reading == Reading(at_s=reading.at_s)
 
     @pytest.mark.parametrize("query", [name for name, (fields, _) in QUERIES.items() if fields])
     @pytest.mark.parametrize("answer", [refuse, None], ids=["refused", "not in this version"])
@@ -82,13 +84,8 @@ class TestReading:
         unknown = {name for name, value in vars(read(**{query: answer})).items() if value is None}
         assert unknown == set(QUERIES[query][0].split())
 
-    def test_gpu_that_answers_nothing_has_a_reading_all_the_same(self):
-        reading = read(**dict.fromkeys(QUERIES, refuse))
-        assert reading == Reading(at_s=reading.at_s)
-
 
 THERMAL = ("thermal, by the driver", "thermal, by the hardware")
-SLOW_DOWN = ("hardware slowdown", "sync boost", *THERMAL, "power brake")
 
 
 class TestThrottling:
@@ -99,7 +96,7 @@ class TestThrottling:
             (0x01, ()),  # idle
             (0x02 | 0x100, ()),  # clocks that somebody set
             (0x04, ("power cap",)),
-            (0xF8, SLOW_DOWN),
+            (0xF8, ("hardware slowdown", "sync boost", *THERMAL, "power brake")),
             (0x05, ("power cap",)),
         ],
     )
@@ -117,23 +114,22 @@ class TestThrottling:
         assert read(nvmlDeviceGetViolationStatus=status).throttled_s == {"thermal": 2.5}
 
 
-class TestOtherProcesses:
-    @pytest.mark.parametrize(
-        ("processes", "own_pids", "count", "memory"),
-        [
-            ({7: 100}, {7}, 0, 0),
-            ({7: 100, 8: 10}, {7, 8, 9}, 0, 0),  # another rank's context on this GPU
-            ({7: 100, 8: 10, 9: 1}, {7}, 2, 11),
-            ({7: 100, 8: None}, {7}, 1, None),  # no memory told
-            ({1007: 100}, {7}, 0, 0),  # our own by a number of the host
-            ({1007: 100, 1008: 10}, {7}, 1, None),  # one of both is ours
-            ({1007: 100, 1008: 10}, {7, 8, 9}, 0, 0),
-            ({}, {7}, None, None),  # hidden: we are on it ourselves
-        ],
-    )
-    def test_only_what_cannot_be_ours_is_counted(self, processes, own_pids, count, memory):
-        reading = read(fake_gpu(processes=processes), own_pids)
-        assert (reading.other_processes, reading.other_processes_memory_bytes) == (count, memory)
+@pytest.mark.parametrize(
+    ("processes", "own_pids", "count", "memory"),
+    [
+        ({7: 100}, {7}, 0, 0),
+        ({7: 100, 8: 10}, {7, 8, 9}, 0, 0),  # another rank's context on this GPU
+        ({7: 100, 8: 10, 9: 1}, {7}, 2, 11),
+        ({7: 100, 8: None}, {7}, 1, None),  # no memory told
+        ({1007: 100}, {7}, 0, 0),  # our own by a number of the host
+        ({1007: 100, 1008: 10}, {7}, 1, None),  # one of both is ours
+        ({1007: 100, 1008: 10}, {7, 8, 9}, 0, 0),
+        ({}, {7}, None, None),  # hidden: we are on it ourselves
+    ],
+)
+def test_only_what_cannot_be_ours_is_counted(processes, own_pids, count, memory):
+    reading = read(fake_gpu(processes=processes), own_pids)
+    assert (reading.other_processes, reading.other_processes_memory_bytes) == (count, memory)
 
 
 class TestOpenDevice:
@@ -149,14 +145,12 @@ class TestOpenDevice:
 
         return put
 
-    def test_renumbered_gpu_is_found_and_its_own_process_known_without_being_told(self, start):
+    def test_renumbered_gpu_is_found_with_its_own_process_and_where_there_is_none_nothing(self, start):
         second = fake_gpu("GPU-bb", "00000001:AF:00.0", energy_mj=2000)
         for told in ({"uuid": "bb"}, {"pci_domain_id": 1, "pci_bus_id": 0xAF, "pci_device_id": 0}):
             assert start(fake_nvml(fake_gpu(), second), **told).reading().energy_j == 2
         gpu = fake_gpu(processes={os.getpid(): 1, os.getpid() + 1: 2})
         assert start(fake_nvml(gpu), uuid="aa").reading().other_processes == 1
-
-    def test_without_the_gpu_the_package_or_a_driver_and_on_a_processor_there_is_none(self, start):
         for properties in ({"uuid": "cc"}, {}, {"pci_bus_id": 0x18}):
             assert start(fake_nvml(fake_gpu()), **properties) is None, properties
         assert start(None, uuid="aa") is None
@@ -176,51 +170,39 @@ class TestSummary:
             (0.0, 4.0, 50.0, 10, (4, None, None, None)),  # counter began anew
         ],
     )
-    def test_energy_is_the_difference_a_window_a_sample_and_a_second(
-        self, start_s, stop_s, energy_j, num_samples, expected
-    ):
+    def test_energy_is_that_of_the_window(self, start_s, stop_s, energy_j, num_samples, expected):
         told = summary(Reading(start_s, energy_j=100.0), Reading(stop_s, energy_j=energy_j), num_samples)
         keys = ("window_s", "energy_j", "energy_per_sample_j", "mean_power_w")
         assert tuple(told[key] for key in keys) == expected
 
     @pytest.mark.parametrize(
-        ("before", "after", "expected"),
+        ("name", "before", "after", "expected"),
         [
-            (
-                {"temperature_c": 30, "sm_clock_hz": 345e6},
-                {"temperature_c": 60},
-                {"temperature_before_c": 30, "temperature_after_c": 60, "sm_clock_before_hz": 345e6},
-            ),
+            *(("throttle_reasons", (), (), []), ("throttle_reasons", ("power cap",), None, ["power cap"])),
             # Reasons are those of both.
-            ({"throttle_reasons": ()}, {"throttle_reasons": ()}, {"throttle_reasons": []}),
-            ({"throttle_reasons": ("power cap",)}, {}, {"throttle_reasons": ["power cap"]}),
-            (
-                {"throttle_reasons": ("power cap",)},
-                {"throttle_reasons": ("sync boost", "power cap")},
-                {"throttle_reasons": ["power cap", "sync boost"]},
-            ),
+            ("throttle_reasons", ("power cap",), ("sync boost", "power cap"), ["power cap", "sync boost"]),
             # Throttled time is that of the window.
             (
-                {"throttled_s": {"power cap": 8.0, "thermal": 1.0}},
-                {"throttled_s": {"power cap": 8.25, "thermal": 1.0}},
-                {"throttled_s": {"power cap": 0.25, "thermal": 0.0}},
+                "throttled_s",
+                {"cap": 8.0, "heat": 1.0},
+                {"cap": 8.25, "heat": 1.0},
+                {"cap": 0.25, "heat": 0.0},
             ),
-            ({"throttled_s": {"power cap": 8.0}}, {}, {}),
+            ("throttled_s", {"power cap": 8.0}, None, None),
             # Others are the most that were seen.
-            (
-                {"other_processes": 2, "other_processes_memory_bytes": 100},
-                {"other_processes": 0, "other_processes_memory_bytes": 0},
-                {"other_processes": 2, "other_processes_memory_bytes": 100},
-            ),
-            ({"other_processes": 2}, {}, {"other_processes": 2}),
-            ({}, {}, {}),
+            *(("other_processes", 2, 0, 2), ("other_processes", 2, None, 2)),
+            *(("other_processes", None, None, None), ("other_processes_memory_bytes", 100, 0, 100)),
         ],
     )
-    def test_of_two_readings(self, before, after, expected):
-        told = summary(Reading(0, **before), Reading(1, **after), 1)
-        assert {key: value for key, value in told.items() if value is not None} == {"window_s": 1, **expected}
+    def test_of_two_readings(self, name, before, after, expected):
+        told = summary(Reading(0, **{name: before}), Reading(1, **{name: after}), 1)
+        known = {} if expected is None else {name: expected}
+        assert {key: value for key, value in told.items() if value is not None} == {"window_s": 1, **known}
 
-    def test_keys_are_always_there_and_it_goes_through_json(self):
+    def test_temperature_and_clock_are_those_before_and_after_and_all_goes_through_json(self):
+        told = summary(Reading(0, temperature_c=30, sm_clock_hz=345e6), Reading(1, temperature_c=60), 1)
+        expected = {"temperature_before_c": 30, "temperature_after_c": 60, "sm_clock_before_hz": 345e6}
+        assert {key: value for key, value in told.items() if value is not None} == {"window_s": 1, **expected}
         empty, full = summary(Reading(0), Reading(1), 1), summary(read(), read(), 1)
         assert set(empty) == set(full)
         assert json.loads(json.dumps(full)) == full

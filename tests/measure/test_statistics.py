@@ -6,15 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from scaling.measure.statistics import (
-    LOOK_EVERY,
-    MIN_SAMPLES,
-    critical_value,
-    enough,
-    estimate_median,
-    is_warm,
-    relative_half_width,
-)
+from scaling.measure import statistics
+from scaling.measure.statistics import MIN_SAMPLES, enough, estimate_median, is_warm, relative_half_width
 
 
 def launches_of(num_launches: int, num_samples: int, seed: int, *, between: float = 1.0) -> list[np.ndarray]:
@@ -48,23 +41,17 @@ class TestMethod:
         assert estimate_median([[], *shuffled, []]) == estimate_median(launches)
 
 
-class TestOneLaunch:
-    @pytest.mark.parametrize("num_samples", [1, 2, 5])
-    def test_fewer_than_six_samples_have_no_interval(self, num_samples):
-        estimate = estimate_median([[float(n) for n in range(num_samples)]])
-        assert (estimate.low, estimate.high) == (None, None)
+@pytest.mark.parametrize("num_samples", range(6, 60))
+def test_order_statistics_are_the_narrowest_that_cover_95_percent(num_samples):
+    """As 6 to 15 of 20 in the tables: C(20, 0..5) / 2^20 is 2.07%, with C(20, 6) 5.77%."""
+    estimate = estimate_median([[float(n) for n in range(num_samples, 0, -1)]])
+    k = int(estimate.low)
 
-    @pytest.mark.parametrize("num_samples", range(6, 60))
-    def test_order_statistics_are_the_narrowest_that_cover_95_percent(self, num_samples):
-        """As 6 to 15 of 20 in the tables: C(20, 0..5) / 2^20 is 2.07%, with C(20, 6) 5.77%."""
-        estimate = estimate_median([[float(n) for n in range(num_samples, 0, -1)]])
-        k = int(estimate.low)
+    def outside(rank: int) -> float:
+        return 2 * sum(math.comb(num_samples, j) for j in range(rank)) / 2**num_samples
 
-        def outside(rank: int) -> float:
-            return 2 * sum(math.comb(num_samples, j) for j in range(rank)) / 2**num_samples
-
-        assert (estimate.median, estimate.high) == ((num_samples + 1) / 2, num_samples + 1 - k)
-        assert outside(k) <= 0.05 < outside(k + 1)
+    assert (estimate.median, estimate.high) == ((num_samples + 1) / 2, num_samples + 1 - k)
+    assert outside(k) <= 0.05 < outside(k + 1)
 
 
 class TestSeveralLaunches:
@@ -83,9 +70,6 @@ class TestSeveralLaunches:
         estimate = estimate_median(launches)
         assert (estimate.low, estimate.high) == pytest.approx((low, high), rel=1e-5)
 
-    def test_what_is_no_time_has_no_interval(self):
-        assert estimate_median([[0.0], [1.0]]).low is None
-
     @pytest.mark.parametrize("num_launches", [3, 5])
     def test_interval_covers_the_median_as_often_as_it_says(self, num_launches):
         estimates = [estimate_median(launches_of(num_launches, 20, seed)) for seed in range(400)]
@@ -93,10 +77,13 @@ class TestSeveralLaunches:
         assert np.mean([one.low <= 10 <= one.high for one in estimates]) >= 0.95 - 0.027
 
 
-@pytest.mark.parametrize("launches", [[], [[]], [[], []]])
-def test_no_sample_at_all_is_an_error(launches):
-    with pytest.raises(ValueError, match="no samples"):
-        estimate_median(launches)
+def test_what_is_no_time_or_too_few_has_no_interval_and_no_sample_is_an_error():
+    estimates = [estimate_median([[float(n) for n in range(number)]]) for number in (1, 2, 5)]
+    assert [(one.low, one.high) for one in estimates] == [(None, None)] * 3
+    assert estimate_median([[0.0], [1.0]]).low is None
+    for launches in ([], [[]], [[], []]):
+        with pytest.raises(ValueError, match="no samples"):
+            estimate_median(launches)
 
 
 class TestRelativeHalfWidth:
@@ -112,27 +99,23 @@ class TestRelativeHalfWidth:
         assert relative_half_width(unit * times) == pytest.approx(expected, rel=1e-12)
 
 
-class TestEnough:
-    def test_few_samples_never_are_and_one_slow_one_in_twenty_does_not_matter(self):
-        assert not enough([1.0] * (MIN_SAMPLES - 1))
-        assert enough([1.0] * MIN_SAMPLES)
-        assert enough([1.0] * 6, min_samples=6)
-        assert enough([1.0] * 19 + [100.0])
-
-    def test_goal_is_the_widest_that_is_enough(self):
-        times = [100.0 + n for n in range(20)]  # 105 to 114 around 109.5
-        assert enough(times, goal=4.5 / 109.5)
-        assert not enough(times, goal=4.49 / 109.5)
-
-    @pytest.mark.parametrize("goal", [0, -1, math.nan])
-    def test_goal_that_is_not_positive_is_an_error(self, goal):
+def test_few_samples_never_are_and_the_goal_is_the_widest_that_is_enough_and_positive():
+    assert not enough([1.0] * (MIN_SAMPLES - 1))
+    assert enough([1.0] * MIN_SAMPLES)
+    assert enough([1.0] * 6, min_samples=6)
+    assert enough([1.0] * 19 + [100.0])
+    times = [100.0 + n for n in range(20)]  # 105 to 114 around 109.5
+    assert enough(times, goal=4.5 / 109.5)
+    assert not enough(times, goal=4.49 / 109.5)
+    for goal in (0, -1, math.nan):
         with pytest.raises(ValueError, match=r"not positive.*0\.01"):
             enough([1.0] * 20, goal=goal)
 
 
 def stopped_at(times):
     """How many of these times are measured."""
-    return next(n for n in range(MIN_SAMPLES, len(times), LOOK_EVERY) if enough(times[:n], goal=0.01))
+    counts = range(MIN_SAMPLES, len(times), statistics.LOOK_EVERY)
+    return next(n for n in counts if enough(times[:n], goal=0.01))
 
 
 @pytest.fixture(scope="module")
@@ -143,17 +126,14 @@ def runs():
     return [times[: stopped_at(times)] for times in all_times]
 
 
-class TestStopping:
-    def test_interval_holds_the_median_about_as_often_as_it_says(self, runs):
-        told = [estimate_median([times]) for times in runs]
-        # 94% less two and a half standard errors of 400 trials.
-        assert np.mean([one.low <= 1 <= one.high for one in told]) >= 0.94 - 0.03
-        assert np.mean([abs(one.median - 1) <= 0.01 for one in told]) > 0.9  # mostly within the goal
-
-    def test_more_noise_takes_more_samples(self, runs):
-        generator = np.random.default_rng(3)
-        quiet = [stopped_at(np.exp(0.02 * generator.standard_normal(1000))) for _ in range(50)]
-        assert np.median(quiet) < 0.5 * np.median([len(times) for times in runs])
+def test_interval_holds_the_median_about_as_often_as_it_says_and_noise_takes_more_samples(runs):
+    told = [estimate_median([times]) for times in runs]
+    # 94% less two and a half standard errors of 400 trials.
+    assert np.mean([one.low <= 1 <= one.high for one in told]) >= 0.94 - 0.03
+    assert np.mean([abs(one.median - 1) <= 0.01 for one in told]) > 0.9  # mostly within the goal
+    generator = np.random.default_rng(3)
+    quiet = [stopped_at(np.exp(0.02 * generator.standard_normal(1000))) for _ in range(50)]
+    assert np.median(quiet) < 0.5 * np.median([len(times) for times in runs])
 
 
 def orders_at_or_above(statistic, num_earlier, num_later):
@@ -170,14 +150,14 @@ class TestCriticalValue:
     @pytest.mark.parametrize(("num_earlier", "num_later"), [(3, 3), (3, 4), (4, 4), (5, 5), (5, 6), (6, 6)])
     def test_is_the_least_of_at_most_5_percent(self, num_earlier, num_later):
         """As in published tables, which give 4 for the smaller U of two halves of five: 25 - 4 = 21."""
-        critical = critical_value(num_earlier, num_later)
+        critical = statistics.critical_value(num_earlier, num_later)
         for statistic, expected in ((critical, True), (critical - 1, False)):
             count, total = orders_at_or_above(statistic, num_earlier, num_later)
             assert (count / total <= 0.05) == expected
 
     def test_agrees_with_the_normal_approximation_for_large_halves(self):
         mean, deviation = 50 * 50 / 2, (50 * 50 * 101 / 12) ** 0.5
-        assert critical_value(50, 50) == pytest.approx(mean + 1.645 * deviation, abs=1.5)
+        assert statistics.critical_value(50, 50) == pytest.approx(mean + 1.645 * deviation, abs=1.5)
 
 
 class TestIsWarm:
@@ -223,14 +203,12 @@ class TestErrorsOfWarmth:
         error = 4 * (0.0476 * 0.9524 / self.TRIALS) ** 0.5
         assert self.rate_of_cold(np.zeros(10), 1, skewed=skewed) == pytest.approx(12 / 252, abs=error)
 
-    def test_times_that_fall_by_more_than_their_noise_are_seen(self):
+    def test_times_that_fall_by_more_than_their_noise_are_seen_and_the_end_of_a_warm_up_found(self):
         steps = np.arange(10, 0, -1)
         rates = [self.rate_of_cold(slope * steps, 2, skewed=False) for slope in (0, 0.2, 0.4, 1)]
         assert rates == sorted(rates)
         assert rates[2] > 0.7
         assert rates[3] > 0.99
-
-    def test_end_of_an_exponential_warm_up_is_found(self):
         generator = np.random.default_rng(3)
         ends = []
         for _ in range(200):

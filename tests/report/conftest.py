@@ -1,5 +1,9 @@
 """Results folders made by hand, read back."""
 
+import io
+
+from rich.console import Console
+
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
@@ -20,3 +24,11 @@ def rows_of(study):
 
 def groups_of(study):
     return group_rows(rows_of(study))
+
+
+def printed(tables):
+    """Tables as a terminal of 80 columns shows them."""
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in tables:
+        console.print(table)
+    return console.export_text()

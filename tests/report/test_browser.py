@@ -30,10 +30,8 @@ def fill(study: StudyFolder, **cell: object) -> None:
     for (index, label), size in itertools.product(enumerate(AGGREGATORS), (1, 2, 4)):
         step_s = 0.1 / size + 0.003 * index * (size > 1)
         forward = ("forward", "main", 0.0, 0.4 * step_s)
-        exchanges = [("communicate", "main", (0.5 * step_s + 0.001 * i), 0.8 * step_s) for i in range(size)]
-        ranks = [
-            [split(20 + i, step_s, forward, own, start_s=float(i)) for i in range(6)] for own in exchanges
-        ]
+        spans = [("communicate", "main", (0.5 * step_s + 0.001 * i), 0.8 * step_s) for i in range(size)]
+        ranks = [[split(20 + i, step_s, forward, own, start_s=float(i)) for i in range(6)] for own in spans]
         names = {"aggregator": label.partition("(")[0], "aggregator_label": label}
         study.add_split([[step_s, step_s * 1.01, step_s * 1.02]] * 3, ranks, **names, **cell)
     for label, accuracy in (("all_reduce", 0.96), ("ring", 0.97)):
@@ -233,7 +231,8 @@ def test_text_stands_out_from_what_is_behind_it(open_page, colours):
     assert len(shown) >= 3
     assert all((luminance(back) < 0.1) == (colours == "dark") for back in {back for _, back in shown})
     for text, back in shown:
-        assert contrast(text, back) >= 4.5, (text, back)
+        low, high = sorted((luminance(text), luminance(back)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, back)  # the guidelines' ratio, from 1 to 21
 
 
 def test_printed_page_is_light_and_shows_no_controls(open_page):
@@ -249,12 +248,6 @@ def luminance(colour: str) -> float:
     parts = [float(part) / 255 for part in re.findall(r"[\d.]+", colour)[:3]]
     linear = [part / 12.92 if part <= 0.03928 else math.pow((part + 0.055) / 1.055, 2.4) for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(first: str, second: str) -> float:
-    """The same guidelines' ratio, from 1 to 21."""
-    low, high = sorted((luminance(first), luminance(second)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_legend_shows_and_hides_lines_and_keeps_the_others_hidden_at_first(page):
@@ -325,38 +318,23 @@ CLIPPED = """() => {
 }"""
 
 
-@pytest.fixture(scope="module", params=FOLDERS)
-def committed(request, tmp_path_factory):
-    """The page of a folder, made once for all tests."""
-    path = tmp_path_factory.mktemp("committed") / request.param
-    if request.param == QUICKSTART:
-        study = StudyFolder(path)
-        fill(study, **QUICKSTART_CELL)
-        return write_report(study.folder).page
-    shutil.copytree(Path(__file__).parents[2] / "results" / "reference" / request.param, path)
-    return write_report(ResultsFolder(path)).page
-
-
-@pytest.fixture
-def opened(browser, committed):
-    """That page in a window of a width."""
-    pages = []
-
-    def page(width=1280):
-        pages.append(browser.new_page(viewport={"width": width, "height": 900}))
-        pages[-1].goto(committed.as_uri())
-        return pages[-1]
-
-    yield page
-    for one in pages:
-        one.close()
-
-
-def test_nothing_is_cut_off_on_a_phone_and_a_wide_screen_and_a_wider_table_says_so(opened):
+@pytest.mark.parametrize("name", FOLDERS)
+def test_nothing_is_cut_off_wider_tables_say_so_and_print_is_short(browser, name, tmp_path):
+    path = tmp_path / name
+    if name == QUICKSTART:
+        fill(study := StudyFolder(path), **QUICKSTART_CELL)
+        folder = study.folder
+    else:
+        shutil.copytree(Path(__file__).parents[2] / "results" / "reference" / name, path)
+        folder = ResultsFolder(path)
+    address = write_report(folder).page.as_uri()
     for width in (390, 1400):
-        page = opened(width)
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto(address)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate(CLIPPED) == []
+        if width == 1400:
+            assert len(re.findall(rb"/Type\s*/Page\b(?!s)", page.pdf(format="A4"))) < 10
         page.evaluate(UNFOLD)
         page.wait_for_timeout(300)
         said = page.evaluate(
@@ -369,7 +347,4 @@ def test_nothing_is_cut_off_on_a_phone_and_a_wide_screen_and_a_wider_table_says_
         commands = "[...document.querySelectorAll('.command code')]"
         cut = page.evaluate(f"{commands}.filter(one => one.scrollWidth > one.clientWidth + 1).length")
         assert width != 390 or cut == 0
-
-
-def test_print_is_under_ten_pages(opened):
-    assert len(re.findall(rb"/Type\s*/Page\b(?!s)", opened().pdf(format="A4"))) < 10
+        page.close()

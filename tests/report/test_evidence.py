@@ -90,7 +90,7 @@ def iterations(report, aggregator, size):
     return report.shown("Time of a step", aggregator, size)
 
 
-def test_time_per_iteration_is_the_median_of_the_slowest_ranks_samples(report):
+def test_times_speedups_and_efficiencies_are_those_of_the_slowest_ranks_samples(report):
     for aggregator, size in STEP_S:
         row = iterations(report, aggregator, size)
         assert float(row["ms a step"]) == pytest.approx(1000 * report.iteration_s(row["cell"]), rel=1e-3)
@@ -98,9 +98,6 @@ def test_time_per_iteration_is_the_median_of_the_slowest_ranks_samples(report):
         middle = 1000 * statistics.geometric_mean(map(statistics.median, report.launches(row["cell"])))
         assert low < middle < high
         assert low * high == pytest.approx(middle**2, rel=2e-3)  # the same factor to both sides
-
-
-def test_speedup_and_efficiency_are_ratios_of_two_cells_samples(report):
     single = iterations(report, "none", 1)
     row = iterations(report, "ring", 2)
     speedup = report.iteration_s(single["cell"]) / report.iteration_s(row["cell"])
@@ -157,7 +154,7 @@ def test_time_to_target_is_the_slowest_ranks_and_the_predicted_one_steps_times_t
     assert predicted == pytest.approx(steps * report.iteration_s(timed), rel=5e-3)
 
 
-def test_recommendation_and_findings_name_the_cells_that_they_are_about(report):
+def test_findings_name_the_cells_that_they_are_about_and_claims_are_explained(report):
     found = r'<section class="answer" data-cells="(\w+)">(.*?)</section>'
     cell_id, answer = re.search(found, report.text, flags=re.DOTALL).groups()
     assert "Use 2 workers: 1.58 times as fast as one." in answer
@@ -168,9 +165,6 @@ def test_recommendation_and_findings_name_the_cells_that_they_are_about(report):
     assert len(cells) >= 2
     assert all((report.path / "runs" / one).is_dir() for own in cells for one in own.split())
     assert iterations(report, "ring", 2)["cell"] in cells[0].split()
-
-
-def test_every_kind_of_claim_is_explained_in_the_page(report):
     evidence = html.unescape(report.text[report.text.index('id="evidence">') :])
     for path in PATHS:
         assert path.claim in evidence

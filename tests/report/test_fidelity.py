@@ -38,19 +38,15 @@ def test_bytes_coding_and_time_stand_beside_those_of_the_exact_aggregator(study)
 
 
 def test_without_all_reduce_the_fastest_exact_one_of_that_size_is_taken_and_never_the_control_arm(study):
+    add(study, "ring", 0.001, 32_000_000, size=4)
+    assert tables(study) == [], "a study without a lossy aggregator has no sheet"
+    add(study, "one_bit", 0.020, 1_000_000)
+    assert tables(study)[0].rows[0][1] == "–"  # noqa: RUF001
     add(study, "none", 0.001, 0)
     add(study, "tree", 0.012, 32_000_000)
     add(study, "ring", 0.011, 32_000_000)
-    add(study, "ring", 0.001, 32_000_000, size=4)
-    add(study, "one_bit", 0.020, 1_000_000)
     (table,) = tables(study)
     assert table.rows[0][:3] == ["one_bit", "ring", "2"]
-
-
-def test_nothing_to_compare_with_is_a_dash(study):
-    add(study, "one_bit", 0.020, 1_000_000)
-    (table,) = tables(study)
-    assert table.rows[0][1] == "–"  # noqa: RUF001
 
 
 def test_accuracy_is_set_beside_that_of_the_exact_training(study, epoch_line):
@@ -59,11 +55,6 @@ def test_accuracy_is_set_beside_that_of_the_exact_training(study, epoch_line):
         study.add([[lines, lines]], kind="convergence", aggregator=aggregator, world_size=2)
     (table,) = tables(study)
     assert (table.rows[0][-3:], list(table.remarks)) == (["97.50%", "98.00%", "-0.50"], [])
-
-
-def test_studies_without_a_lossy_aggregator_have_no_sheet(study):
-    add(study, "ring", 0.01, 1)
-    assert tables(study) == []
 
 
 def test_target_bars_tell_what_was_reached_and_what_was_not(study, epoch_line):
@@ -87,6 +78,7 @@ SHEET = {
 
 
 def test_sheets_of_the_folder_are_a_table_of_the_lossy_section(study):
+    assert sheet_tables(study.folder.sheets()) == []
     study.folder.write_sheet("one_bit", SHEET)
     study.folder.write_sheet("sign", {**SHEET, "replicas_agree": False, "replicas_off_by": 0.25})
     (table,) = sheet_tables(study.folder.sheets())
@@ -95,7 +87,3 @@ def test_sheets_of_the_folder_are_a_table_of_the_lossy_section(study):
     assert table.rows == [[name, "0.5", "0.0125", said, *common] for name, said in agreement.items()]
     assert table.section == "lossy"
     assert all(len(row) == len(table.headings) for row in table.rows)
-
-
-def test_folder_without_sheets_has_no_such_table(study):
-    assert sheet_tables(study.folder.sheets()) == []

@@ -13,26 +13,11 @@ from scaling.analysis.groups import main_variant
 from scaling.analysis.links import CellLinks, LinkUse
 from scaling.measure.budget import PARTS, PHASES
 from scaling.report.figures import draw as drawing
+from scaling.report.figures import parts
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.budget import BudgetBar, axis_end_ms, budget_bars, draw_budget
 from scaling.report.figures.draw import Formats, draw_figures
 from scaling.report.figures.maps import arrivals, draw_links
-from scaling.report.figures.parts import (
-    BEST,
-    BOUND,
-    FURTHER,
-    GROUPED_PARTS,
-    IDEAL,
-    MEASURED,
-    MOST_COLOURED,
-    OTHER,
-    PREDICTED,
-    REFERENCE,
-    aggregator_looks,
-    draw_point,
-    part_look,
-    set_title,
-)
 from scaling.report.figures.scaling_lines import draw_scaling, speedup_lines, throughput_lines
 from scaling.report.figures.trade import label_places, trade_points
 from scaling.report.figures.training import draw_training, training_lines
@@ -72,9 +57,7 @@ def test_gain_over_the_same_strategy_on_one_worker_is_a_column_where_it_was_time
     study.add_steps([[1.45] * 6], aggregator="tensorflow", world_size=2)
     study.add_steps([[0.7] * 6], aggregator="ring", world_size=2)
     (group,) = groups_of(study)
-    (gain,) = [
-        column for column in columns_of(group) if (column.header or "").startswith("gain over the same")
-    ]
+    (gain,) = [one for one in columns_of(group) if (one.header or "").startswith("gain over the same")]
     shown = {(row["aggregator"], row["world_size"]): gain.text(row) for row in group.rows}
     assert shown["tensorflow", 2] == "14.5%"
     assert {shown["none", 1], shown["tensorflow", 1], shown["ring", 2]} == {MISSING}
@@ -86,9 +69,7 @@ def test_gain_without_peer_access_is_over_the_one_worker_that_was_timed_with_it(
     study.add_steps([[1.2] * 6], **gpus, peer_access=False, world_size=2)
     groups = groups_of(study)
     (group,) = [group for group in groups if group.world_sizes == [2]]
-    gains = [
-        column.text(group.rows[0]) for column in columns_of(group, groups) if "gain" in str(column.header)
-    ]
+    gains = [one.text(group.rows[0]) for one in columns_of(group, groups) if "gain" in str(one.header)]
     assert gains == ["25.0%"]
     assert not [column for column in columns_of(group) if "gain" in str(column.header)]
 
@@ -106,19 +87,16 @@ def test_speedup_interval_holds_the_scatter_of_the_baseline_too(study):
     assert ring.low[0] * ring.high[0] == pytest.approx(ring.values[0] ** 2)
 
 
-def test_budget_bars_are_in_milliseconds_and_leave_out_what_never_occurred(study, line):
+def test_budget_bars_are_in_milliseconds_and_show_what_is_hidden_apart(study, line, split_line):
     study.add([[[line(i, 0.010, backward_s=0.006, forward_s=0.003) for i in range(8)]]])
     (bar,) = budget_bars(groups_of(study)[0])
     assert list(bar.parts_ms) == ["forward", "backward", "unattributed"]
     assert bar.parts_ms == pytest.approx({"forward": 3.0, "backward": 6.0, "unattributed": 1.0})
     assert (bar.iteration_ms, bar.low_ms, bar.high_ms) == pytest.approx((10.0, 10.0, 10.0))
     assert bar.hidden_ms == 0.0
-
-
-def test_budget_bar_sums_to_the_split_step_and_shows_what_is_hidden_apart(study, split_line):
     spans = (("backward", "main", 0.0, 0.006), ("communicate", "comm", 0.004, 0.007))
     study.add_split([[0.007]], [[split_line(1, 0.008, *spans)]], aggregator="ring", step="overlapped")
-    (bar,) = budget_bars(groups_of(study)[0])
+    (bar,) = budget_bars(groups_of(study)[1])
     assert sum(bar.parts_ms.values()) == pytest.approx(8.0)
     assert (bar.hidden_ms, bar.parts_ms["exposed_comm"]) == pytest.approx((2.0, 1.0))
     assert bar.iteration_ms == 7.0
@@ -214,14 +192,15 @@ def test_slugs_of_awkward_labels_are_short_file_names_and_differ(study):
 
 def test_at_most_six_aggregators_have_a_colour_of_their_own_and_none_means_two_things():
     labels = ["none", "all_reduce", *(f"mine(size={i})" for i in range(20))]
-    looks = aggregator_looks(labels, first={"mine(size=19)"})
-    coloured = {label: look.colour for label, look in looks.items() if look.colour != OTHER}
-    assert len(coloured) == len(set(coloured.values())) == MOST_COLOURED
+    looks = parts.aggregator_looks(labels, first={"mine(size=19)"})
+    coloured = {label: look.colour for label, look in looks.items() if look.colour != parts.OTHER}
+    assert len(coloured) == len(set(coloured.values())) == parts.MOST_COLOURED
     assert {"none", "all_reduce", "mine(size=19)"} <= set(coloured)
-    roles = [BEST, REFERENCE, BOUND, IDEAL, OTHER, MEASURED, PREDICTED, *FURTHER, *GROUPED_PARTS.values()]
+    roles = [parts.BEST, parts.REFERENCE, parts.BOUND, parts.IDEAL, parts.OTHER, parts.MEASURED]
+    roles += [parts.PREDICTED, *parts.FURTHER, *parts.GROUPED_PARTS.values()]
     assert len(set(roles)) == len(roles)
-    parts = {part_look(name)["facecolor"] for name in PARTS} - {"#d9d9d9"}
-    assert parts <= set(GROUPED_PARTS.values())
+    colours = {parts.part_look(name)["facecolor"] for name in PARTS} - {"#d9d9d9"}
+    assert colours <= set(parts.GROUPED_PARTS.values())
 
 
 def bar(name, iteration_ms, world_size=2):
@@ -297,7 +276,7 @@ def test_labels_of_points_do_not_overlap_and_stay_in_the_plot():
 def test_training_near_all_right_is_drawn_as_its_error(study, epoch_line):
     study.add([[[epoch_line(1, 1.0, 0.5, 0.8), epoch_line(2, 2.0, 0.4, 0.97)]]], kind="convergence")
     lines = training_lines(groups_of(study)[0], cells_of(study))
-    figure = draw_training("", lines, aggregator_looks([lines[0].aggregator]), "epochs")
+    figure = draw_training("", lines, parts.aggregator_looks([lines[0].aggregator]), "epochs")
     assert figure.axes[1].get_yscale() == "log"
     assert figure.axes[1].lines[0].get_ydata() == pytest.approx([0.2, 0.03])
 
@@ -305,8 +284,8 @@ def test_training_near_all_right_is_drawn_as_its_error(study, epoch_line):
 def test_intervals_stay_inside_the_plot_and_a_point_without_one_is_hollow():
     axes = Figure().add_subplot()
     axes.set_ylim(1, 10)
-    draw_point(axes, (1, 5), (0.01, 400), (1, 10), "#000000")
-    draw_point(axes, (1, 5), (math.nan, math.nan), (1, 10), "#000000")
+    parts.draw_point(axes, (1, 5), (0.01, 400), (1, 10), "#000000")
+    parts.draw_point(axes, (1, 5), (math.nan, math.nan), (1, 10), "#000000")
     full, interval, *arrows, hollow = axes.lines
     assert (list(interval.get_ydata()), [arrow.get_marker() for arrow in arrows]) == ([1, 10], ["v", "^"])
     assert (full.get_markerfacecolor(), hollow.get_markerfacecolor()) == ("#000000", "white")
@@ -341,12 +320,9 @@ def test_where_the_step_of_one_worker_goes_names_no_aggregator(study, line):
     assert "goes: ring" not in step.svg.read_text()
 
 
-def test_one_world_size_gives_no_speedup_figure(study, line):
+def test_one_world_size_gives_no_speedup_figure_and_training_that_diverged_is_drawn(study, line, epoch_line):
     study.add([[[line(i, 0.01) for i in range(8)]]])
     assert draw(study) == []
-
-
-def test_training_that_diverged_at_once_is_drawn(study, epoch_line):
     study.add([[[epoch_line(1, 1.0, None, None)]]], kind="convergence")
     assert [figure.name.rsplit("-mlp")[0] for figure in draw(study)] == ["loss-epochs", "loss-seconds"]
 
@@ -365,12 +341,10 @@ def test_figures_for_a_paper_are_a_column_wide_without_a_title_and_with_text_as_
 
 @pytest.mark.parametrize("width", [5.8, 3.0])
 def test_title_ends_where_the_figure_does(width):
-    wide = (
-        "momentum 0.9, weight decay 0.0001; standard augmentation; batch normalisation, if any, of each one"
-    )
+    wide = "momentum 0.9, weight decay 0.0001; standard augmentation; batch normalisation of each worker"
     figure = Figure(figsize=(width, 2.0))
     canvas = FigureCanvasAgg(figure)
-    set_title(figure, wide)
+    parts.set_title(figure, wide)
     lines = figure.get_suptitle()
     assert lines.replace("\n", " ") == wide
     (title,) = [text for text in figure.texts if text.get_text() == lines]

@@ -2,7 +2,6 @@
 
 import csv
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.report.conftest import cells_of, groups_of
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "budget-4xh200"
 PARAMETERS = 1000
-CELL = cell_of(device="cuda")
 
 
 @pytest.fixture
@@ -59,19 +57,18 @@ def test_sums_in_host_memory_go_there_and_come_back(on_gpus, counted, is_told):
     assert (len(told), len(left_out)) == ((1, 0) if is_told else (0, 1))
 
 
-def test_the_root_of_a_star_is_the_busiest(on_gpus):
-    add(on_gpus, [12000, 4000, 4000, 4000], aggregator="torch_dpt")
+@pytest.mark.parametrize(("sent", "arm", "passed"), [
+    ([12000, 4000, 4000, 4000], {"aggregator": "torch_dpt"},  # the root of a star is the busiest
+     {"gpu0-nvswitch0>": 12000, "gpu1-nvswitch0>": 4000}),
+    ([6000] * 4, {"aggregator": "ring", "peer_access": False}, {"cpu0-gpu0<": None, "cpu0-gpu3>": None}),
+])  # fmt: skip
+def test_links_that_carry_it_are_those_of_the_root_or_of_the_host(on_gpus, sent, arm, passed):
+    add(on_gpus, sent, **arm)
     (cell,), _ = links(on_gpus)
-    passed = {use.link: use.bytes for use in cell.uses}
-    assert passed["gpu0-nvswitch0>"] == pytest.approx(12000)
-    assert passed["gpu1-nvswitch0>"] == pytest.approx(4000)
-
-
-def test_without_access_between_gpus_the_host_links_carry_it(on_gpus):
-    add(on_gpus, [6000] * 4, aggregator="ring", peer_access=False)
-    (cell,), _ = links(on_gpus)
-    assert {"cpu0-gpu0<", "cpu0-gpu3>"} <= {use.link for use in cell.uses}
-    assert not any("nvswitch" in use.link for use in cell.uses)
+    found = {use.link: use.bytes for use in cell.uses}
+    assert passed.keys() <= found.keys()
+    assert all(found[link] == pytest.approx(num_bytes) for link, num_bytes in passed.items() if num_bytes)
+    assert any("nvswitch" in link for link in found) == arm.get("peer_access", True)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
@@ -128,13 +125,11 @@ class Chain(Scheduled):
 """
 
 
-def test_an_aggregator_of_a_users_own_in_one_file_has_links_csv_and_the_figure(
-    on_gpus, tmp_path, monkeypatch
-):
+def test_an_aggregator_of_a_users_own_in_one_file_has_links_and_a_figure(on_gpus, tmp_path, monkeypatch):
     (tmp_path / "my_chain.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     trust(["my_chain:Chain"])
-    cell = replace(CELL, aggregator="my_chain:Chain", world_size=4, local_batch=16)
+    cell = cell_of(device="cuda", aggregator="my_chain:Chain", world_size=4, local_batch=16)
     recorded = plan_record(cell, str(PARAMETERS))
     assert set(recorded) == {"plan"}
     add(on_gpus, [4000, 8000, 8000, 4000], aggregator="my_chain:Chain", **recorded)
@@ -147,16 +142,13 @@ def test_an_aggregator_of_a_users_own_in_one_file_has_links_csv_and_the_figure(
     assert list((on_gpus.folder.path / "figures").glob("links-*.svg"))
 
 
-def test_more_than_full_use_is_called_impossible():
+def test_more_than_full_use_is_called_impossible_and_of_many_links_the_busiest_are_drawn():
     cell = CellLinks("id", "ring", "ring", 2, [LinkUse("gpu0-cpu0>", 10.0, 1.0, 1.5)])
     assert any("impossible" in remark for remark in link_remarks({"a": [cell]}, {}))
     expected = ["Not in Bytes on the links: x: why."]
     assert link_remarks({"a": []}, {"a": {"x": "why"}, "b": {"x": "why"}}) == expected
     assert draw_links("title", [cell]) is not None
     assert list(link_table([cell])["utilisation"]) == [1.5]
-
-
-def test_of_many_links_the_busiest_are_drawn_alike_ones_together():
     uses = [LinkUse(f"gpu{i}-switch>", 1.0, 1.0, i / 100) for i in range(40)]
     kept = busiest_links([CellLinks("id", "ring", "ring", 40, uses)])
     assert (len(kept), "gpu0-switch>" in kept) == (32, False)

@@ -1,4 +1,6 @@
-"""What is marked as the best, and where the names of lines are written."""
+"""What is marked as the best, which lines over the workers are drawn, and where their names are written."""
+
+import html
 
 import pytest
 from matplotlib.figure import Figure
@@ -7,6 +9,7 @@ from scaling.analysis.findings import Finding
 from scaling.report import write_report
 from scaling.report.blocks import blocks_of
 from scaling.report.figures.parts import EndLabel, label_ends
+from scaling.report.figures.scaling_lines import caption_of, draw_scaling, speedup_lines
 from tests.report.conftest import groups_of
 
 
@@ -24,6 +27,8 @@ def test_one_worker_without_exchange_is_no_best_aggregator(study):
     (block,) = blocks_of([group], [], [], [answer])
     (table,) = block.variants[0].tables
     assert (table.best, table.bounds, "Green" in table.statistic) == ([], [], False)
+    study.add(["planned"], aggregator="ring", world_size=2)
+    assert [row[0] for row in answer_table(study).rows] == ["no exchange (none)"]
 
 
 def answer_table(study, *named):
@@ -36,6 +41,8 @@ def answer_table(study, *named):
 def test_caption_says_what_green_and_marked_rows_are(study):
     study.add_steps([[1.0]] * 3)
     ring = study.add_steps([[0.6], [0.6], [0.601]], aggregator="ring", world_size=2)
+    table = answer_table(study)
+    assert ("Green" in table.statistic, list(table.remarks)) == (False, []), "no answer, no marks, no key"
     study.add_steps([[0.6], [0.7], [0.8]], aggregator="tree", world_size=2)
     table = answer_table(study, ring)
     assert table.title == "Aggregators on 2 workers, fastest first"
@@ -45,32 +52,16 @@ def test_caption_says_what_green_and_marked_rows_are(study):
     assert table.remarks == ["~: an interval wider than ±10%."]
 
 
-def test_group_of_which_one_worker_alone_was_measured_shows_it(study):
-    study.add_steps([[1.0]])
-    study.add(["planned"], aggregator="ring", world_size=2)
-    assert [row[0] for row in answer_table(study).rows] == ["no exchange (none)"]
-
-
-def test_group_without_answer_and_marks_has_no_key_to_them(study):
-    study.add_steps([[1.0]] * 3)
-    study.add_steps([[0.6], [0.6], [0.601]], aggregator="ring", world_size=2)
-    table = answer_table(study)
-    assert ("Green" in table.statistic, list(table.remarks)) == (False, [])
-
-
 @pytest.mark.parametrize(("backward_s", "mark", "why"), [
     (4e-3, "", None), (6e-3, " †", " (it slows the computation too)"),
 ])  # fmt: skip
-def test_exchange_that_the_difference_to_no_exchange_contradicts_is_marked(
-    study, split_line, backward_s, mark, why
-):
+def test_exchange_that_the_difference_contradicts_is_marked(study, split_line, backward_s, mark, why):
     for aggregator, end_s, exposed_s in (("none", 4e-3, 0.0), ("ring", backward_s, 1e-3)):
         spans = [("backward", "main", 0.0, end_s), ("communicate", "main", end_s, end_s + exposed_s)]
         step_s = end_s + exposed_s
         lines = [split_line(number, step_s, *spans[: 1 + bool(exposed_s)]) for number in range(9)]
-        study.add_split(
-            [[step_s * factor] for factor in (0.999, 1, 1.001)], [lines] * 2, aggregator=aggregator
-        )
+        launches = [[step_s * factor] for factor in (0.999, 1, 1.001)]
+        study.add_split(launches, [lines] * 2, aggregator=aggregator)
     table = answer_table(study)
     assert table.rows[1][-1] == f"1.00{mark}"
     told = f"†: the difference to the step without exchange is larger{why}; see"
@@ -102,3 +93,58 @@ def test_names_of_headings_and_folds_differ(study):
     study.add_steps([[0.6]], aggregator="ring", world_size=2)
     page = write_report(study.folder).page.read_text()
     assert ("All settings" in page, "<summary>Every measured cell</summary>" in page) == (False, True)
+
+
+def lines_of(study, **times):
+    """Lines of two workers, where one takes 4 s."""
+    study.add_steps([[4.0], [4.001]])
+    for aggregator, step_s in times.items():
+        study.add_steps([[step_s], [step_s * 1.0001]], aggregator=aggregator, world_size=2)
+    (group,) = groups_of(study)
+    return speedup_lines(group)
+
+
+def test_slow_grey_line_does_not_leave_half_of_the_plot_empty(study):
+    """On the page it is hidden until it is asked for."""
+    lines = lines_of(study, all_reduce=2.0, tree=2.2, host_parallel=6.4)
+    axes = draw_scaling("", "speedup", lines, ideal=1.0).axes[0]
+    low, high = axes.get_ylim()
+    assert 0.75 < low < 1.0
+    assert 2.0 < high < 2.5
+    for line in axes.lines:
+        assert all(low <= value <= high for value in line.get_ydata())
+    assert caption_of("Speedup", lines, ()).endswith("Much slower ones are in the table only.")
+
+
+def test_grey_line_that_is_not_much_slower_is_drawn(study):
+    lines = lines_of(study, all_reduce=2.0, tree=4.6)
+    low, _ = draw_scaling("", "speedup", lines, ideal=1.0).axes[0].get_ylim()
+    assert low < 4.0 / 4.6
+    assert "in the table" not in caption_of("Speedup", lines, ())
+
+
+def test_caption_says_how_to_see_the_grey_lines_and_every_line_begins_at_one_worker(study):
+    lines = lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
+    said = 'any aggregator. Press "show others" to see the remaining ones.'
+    assert caption_of("Speedup", lines, ()) == (
+        "Speedup, 95% intervals (a hollow point has none). No exchange: the same step without communication, "
+        f"about the bound for {said}"
+    )
+    axes = draw_scaling("", "speedup", lines, ideal=1.0).axes[0]
+    drawn = [line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata()) > 1]
+    spanning = [points for points in drawn if points[-1][0] > points[0][0]]
+    # With the ideal one, and those that were timed on several workers alone.
+    assert [points[0] for points in spanning] == [[1.0, 1.0]] * 4
+    made = write_report(study.folder)
+    text = made.markdown()
+    assert said in html.unescape(made.page.read_text())
+    assert "any aggregator. Grey: the remaining ones." in text
+    assert 'Press "show others"' not in text
+
+
+def test_caption_of_the_step_says_what_is_not_drawn(study, split_line):
+    spans = [("forward", "main", 0.0, 0.5), ("backward", "main", 0.5, 1.0)]
+    for aggregator, size in (("none", 1), ("all_reduce", 2)):
+        study.add_split([[1.0]] * 2, [[split_line(9, 1.0, *spans)]] * size, aggregator=aggregator)
+    text = "1 worker exchanges nothing; communication hidden during the computation is not drawn."
+    assert text in write_report(study.folder).page.read_text()

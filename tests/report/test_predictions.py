@@ -22,6 +22,10 @@ def predicted(cell_id, seconds=0.0123456, **changes):
     return {"simulated": True, "cell_id": cell_id, **names, **interval, **more, **changes}
 
 
+def read_back(folder):
+    return read_predictions(folder, to_rows(summary_table(folder)))
+
+
 @pytest.fixture
 def folder(study):
     measured = study.add_steps([[0.010, 0.010, 0.010]], aggregator="ring", world_size=2)
@@ -48,7 +52,7 @@ def test_simulated_values_never_enter_a_measured_column_nor_change_the_summary(f
 
 
 def test_errors_and_intervals_are_of_measured_cells_alone(folder):
-    done, planned = read_predictions(folder, to_rows(summary_table(folder)))
+    done, planned = read_back(folder)
     assert (done.error_ratio, done.is_inside) == (pytest.approx(0.23456), True)
     assert planned.error_ratio is None
     (table,) = prediction_tables([done, planned])
@@ -64,7 +68,7 @@ def measured(study):
         lines = [iteration(number, 0.010, **spans) for number in range(3)]
         cell = study.add([[lines] * 2], aggregator=changes.get("aggregator", "ring"), world_size=2)
         study.folder.write_predictions([predicted(cell, seconds, **changes)])
-        return read_predictions(study.folder, to_rows(summary_table(study.folder)))
+        return read_back(study.folder)
 
     return make
 
@@ -72,14 +76,15 @@ def measured(study):
 EXCHANGED = {"forward_s": 0.004, "backward_s": 0.005, "communicate_s": 0.001}
 
 
-def test_the_sentence_names_the_worst_cell_and_the_part_that_failed(measured):
+def test_the_sentence_names_the_worst_cell_and_the_part_that_failed_and_no_other(measured):
     (sentence,) = texts_of(prediction_findings(measured(EXCHANGED, 0.020, compute_s=0.019)))
     for text in ("off by 100.0%", "the computation was predicted", "too long (compute extrapolated)"):
         assert text in sentence
-
-
-def test_folders_without_predictions_say_nothing(study):
-    assert (study.folder.predictions(), prediction_tables([]), prediction_findings([])) == ([], [], [])
+    notes = ["rates as in the machine file", "models are exchanged every 8 steps"]
+    changes = {"compute_s": 0.009, "exposed_comm_s": 0.011, "notes": notes, "remarks": notes[1:]}
+    (one,) = measured(EXCHANGED, 0.020, **changes)
+    assert "rates as in the machine file" in one.failed_assumption()
+    assert "every 8 steps" not in one.failed_assumption()
 
 
 @pytest.mark.parametrize(("each_s", "seconds", "text"), [
@@ -89,14 +94,6 @@ def test_folders_without_predictions_say_nothing(study):
 def test_what_failed_is_named_where_it_is_known(measured, each_s, seconds, text):
     (one,) = measured(each_s, seconds, aggregator="none", exposed_comm_s=0.0, compute_s=seconds)
     assert text in one.failed_assumption()
-
-
-def test_what_is_no_assumption_did_not_fail(measured):
-    notes = ["rates as in the machine file", "models are exchanged every 8 steps"]
-    changes = {"compute_s": 0.009, "exposed_comm_s": 0.011, "notes": notes, "remarks": notes[1:]}
-    (one,) = measured(EXCHANGED, 0.020, **changes)
-    assert "rates as in the machine file" in one.failed_assumption()
-    assert "every 8 steps" not in one.failed_assumption()
 
 
 @pytest.fixture
@@ -113,8 +110,9 @@ def variants(study):
     return study.folder
 
 
-def test_names_tell_memory_formats_precisions_and_augmentation_apart(variants):
-    found = read_predictions(variants, to_rows(summary_table(variants)))
+@pytest.mark.usefixtures("without_figures")
+def test_names_and_the_file_tell_memory_formats_precisions_and_augmentation_apart(variants):
+    found = read_back(variants)
     marks = ["", ", tf32", ", channels_last", ", host-only, channels_last, tf32", ", augmented"]
     names = [f"mlp, ring, eager, 2 workers{mark}" for mark in marks]
     assert [one.name for one in found] == names
@@ -122,10 +120,6 @@ def test_names_tell_memory_formats_precisions_and_augmentation_apart(variants):
     (table,) = prediction_tables(found)
     assert [row[0] for row in table.rows] == names
     assert [point.text.partition(":")[0] for point in predicted_points(found)] == names
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_the_file_has_precision_memory_format_and_augmentation_as_the_summary_has(variants):
     write_report(variants)
     columns = ("cell_id", "precision", "memory_format", "augmentation")
     files = [csv.DictReader((variants.path / f"{name}.csv").open()) for name in ("predicted", "summary")]
@@ -147,6 +141,7 @@ class TestFigure:
         assert "predicted.csv" in report.page.read_text()
 
     def test_is_left_out_where_nothing_was_predicted_or_measured_since(self, study):
+        assert (study.folder.predictions(), prediction_tables([]), prediction_findings([])) == ([], [], [])
         planned = study.add(["planned"], aggregator="tree", world_size=2)
         write_report(study.folder)
         assert not (study.folder.path / "predicted.csv").exists()
@@ -155,7 +150,7 @@ class TestFigure:
         assert (study.folder.path / "predicted.csv").exists()
         assert not list((study.folder.path / "figures").glob("predicted*"))
 
-    def test_every_network_has_a_panel_with_diagonal_and_band(self):
+    def test_every_network_has_a_panel_with_diagonal_band_and_points_in_their_looks(self):
         points = [
             point("fcn-r", "ring", 10.0), point("fcn-r", "tree", 1000.0), point("resnet-56", "ring", 5.0),
         ]  # fmt: skip
@@ -168,8 +163,6 @@ class TestFigure:
             assert {round(y / x, 3) for x, y in band.get_paths()[0].vertices} == {0.9, 1.1}
             assert one.get_xscale() == one.get_yscale() == "log"
             assert 3 <= len(one.get_xticks()) <= 7
-
-    def test_points_lie_at_their_times_in_their_aggregators_looks(self):
         looks = aggregator_looks(["ring", "tree"])
         hollow = point("net", "tree", 8.0, predicted_ms=6.0, is_hollow=True)
         (axes,) = draw_predictions("title", [point("net", "ring", 10.0), hollow], looks).axes
@@ -199,8 +192,6 @@ def test_the_sentence_has_median_percentile_and_worst_of_the_file(study):
     errors = sorted(abs(float(row["error_ratio"])) for row in rows)
     assert errors == pytest.approx([0.01, 0.03, 0.04, 0.10, 0.25])
     at_95 = 0.10 + 0.8 * (0.25 - 0.10)  # between the last two, 0.95 x 4 = 3.8
-    (sentence,) = texts_of(
-        prediction_findings(read_predictions(study.folder, to_rows(summary_table(study.folder))))
-    )
+    (sentence,) = texts_of(prediction_findings(read_back(study.folder)))
     assert f"off by 4.0% (median), {100 * at_95:.1f}% (95th percentile)" in sentence
     assert "25.0%" in sentence

@@ -1,6 +1,5 @@
 """The page, the terminal's tables and the states, over whole folders."""
 
-import io
 import re
 import shutil
 import subprocess
@@ -10,8 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+import scaling
 from scaling.aggregator_names import REGISTRY
 from scaling.analysis import summary_table
 from scaling.errors import StoreError
@@ -20,6 +19,7 @@ from scaling.report.content import num_cores
 from scaling.report.terminal import render_tables
 from scaling.store import ResultsFolder
 from tests.made_studies import StudyFolder, epoch, iteration
+from tests.report.conftest import printed
 from tests.waiting import LIMIT_S
 
 
@@ -116,24 +116,16 @@ def test_report_writes_table_figures_and_page(written, filled):
     assert (filled.path / "budget.csv").read_bytes().count(b"\r\n") == 1 + 3 * (1 + 2) * 3 * 8
 
 
-def test_page_refers_to_nothing_outside_itself_and_forbids_it(page_text):
+def test_page_refers_to_nothing_outside_itself_and_holds_its_text_and_every_figure(page_text, written):
     text, page = page_text, Page(page_text)
     assert [one for one in page.addresses if not one.startswith("data:image/png;base64,")] == []
     assert not {"link", "img", "iframe", "object"} & set(page.tags)
     assert "://" not in text
     assert ("@import" in text, "default-src 'none'" in text) == (False, True)
-
-
-def test_page_is_small_holds_one_script_and_its_text_is_all_there_without_it(page_text):
-    page = Page(page_text)
     assert page.tags.count("script") == 1
     for shown in ("ms a step", "one_bit(threshold=mean)", "95.00%"):
         assert shown in page.text
     assert len(page_text.encode()) < 250_000
-
-
-def test_page_holds_every_figure_with_ids_of_its_own(page_text, written):
-    page = Page(page_text)
     assert page.tags.count("svg") == 6
     assert len(page.ids) == len(set(page.ids)) > 0
     assert set(page.references) <= set(page.ids)
@@ -156,8 +148,10 @@ def test_page_escapes_text_and_shows_notes_reasons_environment_and_what_aggregat
     assert "caffe" not in text
 
 
-def test_page_is_the_same_every_time(written, filled, page_text):
+def test_page_is_the_same_every_time_and_says_what_was_not_recorded(written, filled, page_text):
     assert write_report(filled).page.read_text().replace(str(filled.path), str(written.path)) == page_text
+    (filled.path / "environment.json").unlink()
+    assert "was not recorded" in write_report(filled).page.read_text()
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -179,15 +173,9 @@ def test_report_works_without_any_done_cell(study, states):
     assert len(status_table(study.folder)) == len(states)
 
 
-@pytest.mark.usefixtures("without_figures")
-def test_folder_without_environment_says_so(filled):
-    (filled.path / "environment.json").unlink()
-    assert "was not recorded" in write_report(filled).page.read_text()
-
-
 def test_folder_that_is_none_is_refused(tmp_path):
-    for function in (write_report, summary_table, status_table):
-        with pytest.raises(StoreError, match="no results folder"):
+    for function in (write_report, summary_table, status_table, lambda folder: scaling.load(folder.path)):
+        with pytest.raises(StoreError, match=f"no results folder {tmp_path}/nothing"):
             function(ResultsFolder(tmp_path / "nothing"))
 
 
@@ -233,10 +221,7 @@ def test_status_names_cells_and_lists_the_states_of_every_repeat_without_reading
 
 def test_terminal_tables_fit_80_columns_one_a_group(written):
     tables = render_tables(summary_table(written))
-    console = Console(width=80, record=True, file=io.StringIO())
-    for table in tables:
-        console.print(table)
-    text = console.export_text()
+    text = printed(tables)
     assert len(tables) == 2
     assert all(len(row) <= 80 for row in text.splitlines())
     assert "…" not in text
@@ -246,9 +231,7 @@ def test_terminal_tables_fit_80_columns_one_a_group(written):
 
 def test_terminal_shows_brackets_of_labels_as_they_are(study, line):
     study.add([[[line(0, 1.0)]]], aggregator="x", aggregator_label="x(a=[1, 2])", model_label="m(h=[red])")
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(*render_tables(summary_table(study.folder)))
-    text = console.export_text()
+    text = printed(render_tables(summary_table(study.folder)))
     assert "x(a=[1, 2])" in text
     assert "m(h=[red])" in text
 

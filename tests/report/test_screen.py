@@ -1,11 +1,9 @@
-"""What `scaling report` prints: one screen, where what has no room is counted, and all tables."""
+"""What `scaling report` and `status` print: one screen, where what has no room is counted, and all tables."""
 
-import io
 import shutil
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import scaling.report.write as writing
 from scaling.analysis.findings import Finding
@@ -18,11 +16,13 @@ from scaling.report.figures.draw import Formats
 from scaling.report.formats import spread
 from scaling.report.html import first_sentence
 from scaling.report.page_tables import DIFFERS, exchange_column
+from scaling.report.status import describe_status, status_table, what_is_left
 from scaling.report.tables import Table
 from scaling.report.terminal import MOST_LINES, WIDTH, height, render_tables, screen, table_lines
 from scaling.report.verdict_text import next_of
 from scaling.store import ResultsFolder
 from tests.analysis.test_verdict import add, answers
+from tests.report.conftest import printed
 
 REFERENCE = Path(__file__).parents[2] / "results/reference"
 OF_OTHER_KINDS = sorted(path.name for path in REFERENCE.glob("[dt]*-*") if path.is_dir())
@@ -123,13 +123,6 @@ def test_limit_that_the_noise_hides_is_not_named(study):
     assert limit_word(one) == "unknown (noise)"
 
 
-def printed(tables):
-    console = Console(width=80, record=True, file=io.StringIO())
-    for table in tables:
-        console.print(table)
-    return console.export_text()
-
-
 def test_trainings_on_text_show_bits_per_byte(study, epoch_line):
     lines = [epoch_line(1, 1.0, 2.0, 0.31), epoch_line(2, 2.0, 1.386294, 0.37)]
     for aggregator in ("all_reduce", "one_bit"):
@@ -137,11 +130,8 @@ def test_trainings_on_text_show_bits_per_byte(study, epoch_line):
     text = printed(render_tables(summary_table(study.folder)))
     assert "bits/byte" in text
     assert ("2.000" in text, "37.00%" in text) == (True, False)
-
-
-def test_trainings_on_text_to_an_accuracy_show_that(study, epoch_line):
-    study.add([[[epoch_line(1, 1.0, 2.0, 0.37)]]], kind="convergence", dataset="text", target_accuracy=0.35)
-    assert "37.00%" in printed(render_tables(summary_table(study.folder)))
+    study.add([[lines[1:]]], kind="convergence", dataset="text", target_accuracy=0.35)
+    assert "37.00%" in printed(render_tables(summary_table(study.folder))), "where that is the target"
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -163,3 +153,53 @@ def test_tables_that_the_answers_choose_stand_first_and_those_without_a_baseline
     (line,) = [line.rstrip() for line in text.splitlines() if line.startswith("speedup over")]
     assert line == "speedup over 1 GPU, peer access on: 20.0 ms"
     assert text.index("peer access off") < text.index(line) < text.rindex("peer access on")
+
+
+def runs_of(world_size, *states, reason=None, aggregator="ring", num_waiting=0):
+    return {"kind": "iteration", "world_size": world_size, "aggregator": aggregator, "states": list(states),
+            "reason": reason, "num_waiting": num_waiting}  # fmt: skip
+
+
+def test_runs_that_are_left_are_counted_by_world_size_and_what_another_launch_must_do():
+    rows = [runs_of(1, "done", "planned"), runs_of(2, "planned", "running"), runs_of(2, "planned", "done")]
+    expected = "4 of 7 runs are left: 1 with 1 worker, 3 with 2 workers; the same `run` or `submit` goes on"
+    assert what_is_left([*rows, runs_of(4, "done")]) == expected
+    assert what_is_left([runs_of(1, "done")]) == "nothing is left of 1 runs"
+    expected = "nothing is left of 2 runs; 1 failed, `--retry-failed` runs them again"
+    assert what_is_left([runs_of(1, "done", "failed")]) == expected
+    waiting = runs_of(2, "planned", "planned", reason="the launch lacks mpi", num_waiting=2)
+    expected = "2 of 3 runs are left: 2 with 2 workers; 2 of them need another launch, as said above"
+    assert what_is_left([runs_of(1, "done"), waiting]) == expected
+    assert what_is_left([runs_of(1, "planned"), waiting]) == (
+        "3 of 3 runs are left: 1 with 1 worker, 2 with 2 workers; the same `run` or `submit` goes on; "
+        "2 of them need another launch, as said above"
+    )
+
+
+def test_cells_that_differ_in_augmentation_are_told_apart(study):
+    study.add(["planned"], aggregator="ring")
+    study.add(["planned"], aggregator="ring", augmentation="standard")
+    assert [row["name"] for row in status_table(study.folder)] == ["ring", "ring, augmentation standard"]
+
+
+def test_text_has_a_line_a_cell_and_the_rest_at_the_end_all_folded_to_80_columns():
+    text = describe_status([runs_of(2, "failed", reason="no memory"), runs_of(1, "planned", aggregator=None)])
+    cells, left = text.splitlines()[:2], text.splitlines()[2]
+    expected = [["iteration", "2", "x", "ring", "failed", "no", "memory"], ["iteration", "1", "x", "planned"]]
+    assert ([line.split() for line in cells], left.startswith("1 of 2 runs are left")) == (expected, True)
+    name = "kernel-choices, convolution, AlexNet 11x11, 64, older-interface, float32, 64 MiB, cuda"
+    reason = "rank 0: RuntimeError: " + "the library has no such algorithm, " * 4
+    rows = [
+        runs_of(1, "failed", reason=reason, aggregator=name),
+        runs_of(1, *["done"] * 8, "planned", "planned", aggregator="all_reduce, overlapped, peer access off"),
+    ]
+    text = describe_status(rows)
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    assert reason.strip() in words
+    assert "8 done, 2 planned" in words
+    assert text.splitlines()[1].startswith(" " * 18 + "64, older-interface")
+    states = [*["done"] * 8, "planned", "planned", "running", "failed"]
+    first, second, *_ = describe_status([runs_of(1, *states, aggregator=name)]).splitlines()
+    assert (len(first), first[-20:]) == (80, "8 done, 2 planned, 1")
+    assert second.endswith("64   running, 1 failed")

@@ -65,32 +65,22 @@ def rewritten(content: bytes, old: bytes, new: bytes) -> bytes:
     return gzip.compress(gzip.decompress(content).replace(old, new))
 
 
-def test_archive_reads_as_the_files_did_also_when_it_was_open_before(folder):
-    before = read(folder)
+def test_archive_reads_as_the_files_did_wherever_it_is_made_and_every_byte_comes_back(folder, tmp_path):
+    before, files = read(folder), contents(folder.path)
+    assert f"runs/{A}/0/attempt-1/rank0.jsonl" in files
     folder.archive()
-    assert set(contents(folder.path)) == {"study.yaml", "samples.csv.gz", "runs.jsonl"}
-    assert read(folder) == before == read(ResultsFolder(folder.path))
+    archived = contents(folder.path)
+    assert set(archived) == {"study.yaml", "samples.csv.gz", "runs.jsonl"}
+    assert read(folder) == before == read(ResultsFolder(folder.path)), "also where it was open before"
     assert folder.samples(A, 0) == [SAMPLES, [LONG]]
-
-
-def test_unarchive_restores_every_byte(folder):
-    before = contents(folder.path)
-    folder.archive()
     folder.unarchive()
-    assert contents(folder.path) == before
-    assert f"runs/{A}/0/attempt-1/rank0.jsonl" in before
-
-
-def test_archive_is_the_same_whenever_and_wherever_it_is_made(folder, tmp_path):
-    folder.archive()
-    first = contents(folder.path)
-    folder.unarchive()
+    assert contents(folder.path) == files
     folder.path = folder.path.rename(tmp_path / "elsewhere")
     folder.archive()
-    assert contents(folder.path) == first
+    assert contents(folder.path) == archived
 
 
-def test_table_has_a_column_for_each_key_and_a_row_for_each_line(folder):
+def test_table_has_a_column_for_each_key_in_their_order_and_a_row_for_each_line(folder):
     folder.archive()
     csv.field_size_limit(2**31 - 1)
     with gzip.open(folder.path / "samples.csv.gz", "rt", newline="") as file:
@@ -102,20 +92,10 @@ def test_table_has_a_column_for_each_key_and_a_row_for_each_line(folder):
     assert [bool(row["line"]) for row in own] == [False] * 5 + [True, True, False]
     (cut_off,) = (row for row in rows if row["attempt"])
     assert (cut_off["attempt"], cut_off["step_s"]) == ("1", "9.0")
-
-
-def test_columns_follow_the_order_of_the_keys():
     assert archiving.columns_of([("a", "c"), ("a", "b", "c"), ("c", "d"), ("d", "a")]) == ["a", "b", "c", "d"]
-
-
-@pytest.mark.parametrize("line", ['{"step_s": ' + "[" * 100_000 + "\n", "\ud800[" * 9, "{}", "null\n"])
-def test_line_that_is_no_sample_is_archived_and_restored_as_it_is(folder, line):
-    path = folder.path / "runs" / A / "0" / "rank0.jsonl"
-    content = path.read_bytes() + line.encode(errors="surrogatepass")
-    path.write_bytes(content)
-    folder.archive()
-    folder.unarchive()
-    assert path.read_bytes() == content
+    text = f"{A},0,,0,,,1\n{A},0,,1,,,1\n{A},0,,0,,,1\n"
+    with pytest.raises(ValueError, match="do not stand together"):
+        archive._places(io.BytesIO(text.encode()))
 
 
 def test_compressed_samples_are_archived_as_what_they_are(folder):
@@ -127,7 +107,13 @@ def test_compressed_samples_are_archived_as_what_they_are(folder):
     assert read(folder) == before
 
 
-@pytest.mark.parametrize("ending", [b'{"a": 1, "los', b'{"note": "\xff"}\n', b"\n", b"[1]\r\n", b'{"a":1}\n'])
+NOT_OF_THE_STORE = [
+    *(b'{"a": 1, "los', b'{"note": "\xff"}\n', b"\n", b"[1]\r\n", b'{"a":1}\n', b"{}", b"null\n"),
+    *(b'{"step_s": ' + b"[" * 100_000 + b"\n", ("\ud800[" * 9).encode(errors="surrogatepass")),
+]
+
+
+@pytest.mark.parametrize("ending", NOT_OF_THE_STORE, ids=lambda ending: repr(ending[:12]))
 def test_lines_that_the_store_did_not_write_so_are_kept_and_read_as_before(folder, ending):
     path = folder.path / "runs" / A / "0" / "rank1.jsonl"
     path.write_bytes(path.read_bytes() + ending)
@@ -167,13 +153,11 @@ class TestWhatIsRefused:
         folder.archive(unfinished=True)
         assert read(folder) == before
 
-    def test_folder_in_which_somebody_works_or_that_is_no_archive(self, folder):
+    def test_folder_in_which_somebody_works_or_that_is_no_archive_and_writes_of_a_run_of_one(self, folder):
         with folder.lock(), pytest.raises(StoreError, match="another `scaling run`"):
             ResultsFolder(folder.path).archive()
         with pytest.raises(StoreError, match=r"is not archived: it has no runs\.jsonl"):
             folder.unarchive()
-
-    def test_every_way_to_write_a_run_of_an_archive(self, folder):
         record = folder.run(A, 0)
         folder.archive()
         before = contents(folder.path)
@@ -269,21 +253,16 @@ class TestNothingIsLost:
         other.parent.mkdir(parents=True)
         other.write_text("{}")
         before = contents(folder.path)
-        with pytest.raises(
-            StoreError, match=r"run\.json is not what .* holds; move one of the two elsewhere"
-        ):
+        with pytest.raises(StoreError, match=r"run\.json is not what .*holds; move one of the two elsewhere"):
             getattr(folder, change)()
         assert contents(folder.path) == before
 
-    def test_other_files_of_a_run_stay(self, folder):
+    def test_other_files_of_a_run_stay_and_an_unarchived_folder_can_be_run_again(self, folder):
         folder.checkpoints(A, 0, 0).write(b"weights")
         folder.archive()
         assert [content for _, content in folder.checkpoints(A, 0, 0).read()] == [b"weights"]
         assert not (folder.path / "runs" / B).exists()
         folder.runs()
-
-    def test_unarchived_folder_can_be_run_again(self, folder):
-        folder.archive()
         folder.unarchive()
         folder.plan_run(A, 11, {"kind": "own", "device": "cpu", "world_size": 2})
         record = folder.run(A, 11)
@@ -292,9 +271,3 @@ class TestNothingIsLost:
         folder.finish_run(record, {})
         folder.archive()
         assert (folder.samples(A, 11), len(folder.runs())) == ([[{"iteration": 0}]], 4)
-
-
-def test_rows_of_a_file_must_stand_together():
-    text = f"{A},0,,0,,,1\n{A},0,,1,,,1\n{A},0,,0,,,1\n"
-    with pytest.raises(ValueError, match="do not stand together"):
-        archive._places(io.BytesIO(text.encode()))

@@ -43,7 +43,6 @@ VERBS = {
     "predict": ("predict {study} --from {folder} --topology hgx-h200-4", OWN),
 }
 """Verb -> its words, and the places at which the folder has a link."""
-TIMES = {"world_size": 1, "repeat": 0, "start_up_s": 1.0, "total_s": 2.0, "cells": []}
 
 
 def record_of(folder):
@@ -65,7 +64,7 @@ WRITES = {
     "write_text": lambda folder: folder.write_text("summary.csv", "x"),
     "write_figure": lambda folder: folder.write_figure("a.svg", b"x"),
     "next_log_path": lambda folder: folder.next_log_path().write_text("x"),
-    "write_launch_times": lambda folder: folder.write_launch_times(TIMES),
+    "write_launch_times": lambda folder: folder.write_launch_times({"total_s": 2.0, "cells": []}),
     "write_predictions": lambda folder: folder.write_predictions([]),
     "lock": lambda folder: folder.lock().__enter__(),
 }
@@ -88,21 +87,20 @@ def prepared(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def refused(call):
-    """refused(words): the command line refuses what leads out of a results folder."""
-
-    def check(*words):
-        code, _, err = call(*words)
-        assert code == 2, err
-        assert "outside of the results folder" in err
-
-    return check
+def refused(call, *words):
+    """The command line refuses what leads out of a results folder."""
+    code, _, err = call(*words)
+    assert (code, "outside of the results folder" in err) == (2, True), err
 
 
 @pytest.fixture
 def mine(prepared, tmp_path):
     return shutil.copytree(prepared, tmp_path / "mine")
+
+
+def write_inputs(path):
+    (path / "study.yaml").write_text(STUDY)
+    (path / "rates.csv").write_text("workers,samples_per_s\n1,100\n2,180\n")
 
 
 def with_link(mine, place, received):
@@ -150,28 +148,25 @@ def test_no_write_of_a_run_goes_through_a_link(place, mine, tmp_path):
         assert contents(mine) == before, name
 
 
-def test_a_sheet_is_saved_through_no_link(mine, refused, tmp_path):
-    received = with_link(mine, "sheets", tmp_path / "received")
+@pytest.mark.parametrize(("place", "words"), [
+    ("sheets", "verify top_k --world-sizes 2 --examples 1 --save-to {}"), ("runs", "export {} --archive"),
+])  # fmt: skip
+def test_no_sheet_is_saved_and_nothing_is_archived_through_a_link(place, words, mine, call, tmp_path):
+    received = with_link(mine, place, tmp_path / "received")
     before = contents(mine)
-    refused("verify", "top_k", "--world-sizes", "2", "--examples", "1", "--save-to", received)
-    assert contents(mine) == before
+    refused(call, *words.format(received).split())
+    assert (contents(mine), (received / "runs.jsonl").exists()) == (before, False)
 
 
-def test_an_attached_run_is_joined_through_no_link(mine, refused, tmp_path, monkeypatch):
+def test_an_attached_run_is_joined_through_no_link(mine, call, tmp_path, monkeypatch):
     monkeypatch.setattr("scaling.attach.study.signal.signal", lambda *_: None)
     monkeypatch.setattr("scaling.attach.study.QUIET_S", 0.5)
     order = {"out": str(mine / "launches" / "1"), "arm": "baseline", "deadline_s": 5.0}
     (mine / "launches" / "1").mkdir()
     (mine / "launches" / "1" / "order.json").write_text(json.dumps(order))
     before = contents(mine)
-    refused("attach", "--join", with_link(mine, "launches/1", tmp_path / "received"), "--", "true")
+    refused(call, "attach", "--join", with_link(mine, "launches/1", tmp_path / "received"), "--", "true")
     assert contents(mine) == before
-
-
-def test_archiving_through_a_link_into_another_results_folder_is_refused(mine, refused, tmp_path):
-    received = with_link(mine, "runs", tmp_path / "received")
-    refused("export", received, "--archive")
-    assert not (received / "runs.jsonl").exists()
 
 
 def test_runs_may_be_a_link_to_another_disk(mine, call, tmp_path):
@@ -194,12 +189,17 @@ def test_folder_itself_may_be_a_link(mine, call, tmp_path):
     assert not (mine / "runs").exists()
 
 
-def test_samples_are_not_appended_through_a_link(tmp_path):
+def test_neither_samples_nor_a_locks_file_go_through_a_link(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "rank0.jsonl").symlink_to(tmp_path / "precious")
     with pytest.raises(StoreError, match=r"rank0\.jsonl: cannot be written"):
         append_whole(tmp_path / "rank0.jsonl", b"{}\n")
     assert (tmp_path / "precious").read_text() == "mine"
+    # Where a file system has no locks, its holder is written to it.
+    (tmp_path / ".lock").symlink_to(tmp_path / "new")
+    with pytest.raises(StoreError, match=r"\.lock: cannot be written"), ResultsFolder(tmp_path).lock():
+        pass
+    assert not (tmp_path / "new").exists()
 
 
 def test_runs_that_lead_on_to_the_disk_of_another_results_folder_are_refused(mine, call, tmp_path):
@@ -210,31 +210,22 @@ def test_runs_that_lead_on_to_the_disk_of_another_results_folder_are_refused(min
     assert (call("export", received, "--archive")[0], contents(tmp_path / "disk")) == (2, before)
 
 
-def test_a_locks_file_is_no_link(tmp_path):
-    """Where a file system has no locks, its holder is written to it."""
-    (tmp_path / ".lock").symlink_to(tmp_path / "new")
-    with pytest.raises(StoreError, match=r"\.lock: cannot be written"), ResultsFolder(tmp_path).lock():
-        pass
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.mark.parametrize(("words", "part"), [
     (("history", "out"), "0001"), (("tune", "study.yaml", "--out", "out"), "probe"),
     (("run", "study.yaml", "--out", "out", "--against", "env:A=1"), "b"),
 ])  # fmt: skip
-def test_folders_of_several_studies_hold_no_link_that_leads_out(words, part, refused, tmp_path):
+def test_folders_of_several_studies_hold_no_link_that_leads_out(words, part, call, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "mine").mkdir()
     (tmp_path / "out" / part).symlink_to(tmp_path / "mine")
     (tmp_path / "study.yaml").write_text(STUDY)
-    refused(*words)
+    refused(call, *words)
     assert not list((tmp_path / "mine").iterdir())
 
 
 @pytest.mark.parametrize("part", ["runs", "launches", "figures"])
 def test_a_results_folder_is_not_made_in_what_another_one_keeps(part, mine, call, tmp_path):
-    (tmp_path / "study.yaml").write_text(STUDY)
-    (tmp_path / "rates.csv").write_text("workers,samples_per_s\n1,100\n2,180\n")
+    write_inputs(tmp_path)
     before = contents(mine)
     for words in (("run", "study.yaml"), ("import-table", "rates.csv", "--batch", "64")):
         code, _, err = call(*words, "--out", mine / part / "new")
@@ -247,8 +238,7 @@ def test_a_results_folder_is_not_made_in_what_another_one_keeps(part, mine, call
 def test_a_project_with_a_study_of_its_own_is_no_results_folder(part, mine, call, tmp_path):
     project = tmp_path / "project"
     (project / part).mkdir(parents=True)
-    (project / "study.yaml").write_text(STUDY)
-    (project / "rates.csv").write_text("workers,samples_per_s\n1,100\n2,180\n")
+    write_inputs(project)
     out = project / part / "first"
     code, _, err = call("import-table", project / "rates.csv", "--batch", "64", "--out", out)
     assert code == 0, err
@@ -263,11 +253,11 @@ def test_a_results_folder_that_was_made_in_the_runs_of_another_one_is_read(mine,
     assert (inner / "report.html").exists()
 
 
-def test_files_of_tensorboard_go_through_no_link(mine, call, refused, tmp_path):
+def test_files_of_tensorboard_go_through_no_link(mine, call, tmp_path):
     call("export", mine, "--format", "tensorboard", "--out", tmp_path / "board")
     run = next(path for path in (tmp_path / "board").iterdir() if path.is_dir())
     (tmp_path / "precious").mkdir()
     shutil.rmtree(run)
     run.symlink_to(tmp_path / "precious")
-    refused("export", mine, "--format", "tensorboard", "--out", tmp_path / "board")
+    refused(call, "export", mine, "--format", "tensorboard", "--out", tmp_path / "board")
     assert not list((tmp_path / "precious").iterdir())

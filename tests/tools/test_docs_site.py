@@ -40,9 +40,8 @@ def test_links_become_those_of_the_site(docs_site):
         "[a](../glossary.md#x) [b](../../results/reference/fcn-r-4xh200) [c](../../setup.cfg) "
         "[d](https://a.org/b) ![e](../../results/reference/x/figures/e.png)"
     )
-    linked, pictures = docs_site.with_links_of_the_site(
-        text, "docs/how-to/own-network.md", docs_site.page_paths()
-    )
+    page, pages = "docs/how-to/own-network.md", docs_site.page_paths()
+    linked, pictures = docs_site.with_links_of_the_site(text, page, pages)
     picture = "pictures/results-reference-x-figures-e.png"
     assert linked == (
         "[a](../glossary.md#x) [b](../gallery/fcn-r-4xh200/report.html) c (`setup.cfg`) [d](https://a.org/b) "
@@ -51,7 +50,7 @@ def test_links_become_those_of_the_site(docs_site):
     assert pictures == {"results/reference/x/figures/e.png": picture}
 
 
-def test_site_has_every_page_and_its_links_lead_somewhere(docs_site, site):
+def test_site_has_every_page_whose_links_lead_somewhere_and_loads_nothing_from_elsewhere(docs_site, site):
     for place in docs_site.page_paths().values():
         assert (site / place).with_suffix(".html").is_file(), place
     for page in site.rglob("*.html"):
@@ -60,9 +59,6 @@ def test_site_has_every_page_and_its_links_lead_somewhere(docs_site, site):
         for target in re.findall(r'(?:href|src)="?([^"# >]+)', page.read_text()):
             if "://" not in target and not target.startswith(("mailto:", "javascript:", "data:")):
                 assert (page.parent / target).exists(), (page.name, target)
-
-
-def test_pages_load_nothing_from_elsewhere(site):
     loads = re.compile(
         r'<(?:script|img|iframe|source)[^>]*src="?(?:https?:)?//|<link[^>]*href="?(?:https?:)?//'
     )
@@ -84,9 +80,19 @@ def test_answers_of_the_committed_folders_are_current(monkeypatch):
 REFERENCE = ROOT / "docs" / "reference"
 
 
-def test_committed_pages_are_those_of_the_code():
+def test_committed_pages_are_those_of_the_code_and_have_every_column_and_command():
     for name, text in loaded(ROOT / "tools" / "reference_pages.py").pages().items():
         assert (REFERENCE / name).read_text() == text, f"docs/reference/{name} is stale; run `make reference`"
+    lines = (REFERENCE / "columns.md").read_text().splitlines()
+    assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(columns())
+    assert MEANINGS.keys() <= columns().keys()
+    text = (REFERENCE / "commands.md").read_text()
+    for name, command in typer.main.get_command(app).commands.items():
+        assert f"## scaling {name}" in text
+        for option in getattr(command, "params", []):
+            is_one = option.param_type_name == "option" and option.name != "help"
+            if is_one and not hasattr(command, "commands"):
+                assert option.opts[0] in text, (name, option.opts)
 
 
 @pytest.mark.parametrize(
@@ -97,19 +103,3 @@ def test_committed_pages_are_those_of_the_code():
 def test_page_has_every_key_of_a_study(model):
     text = (REFERENCE / "study-keys.md").read_text()
     assert [name for name in model.model_fields if f"| `{name}` |" not in text] == []
-
-
-def test_page_has_every_column_in_order_and_no_meaning_is_left_over():
-    lines = (REFERENCE / "columns.md").read_text().splitlines()
-    assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(columns())
-    assert MEANINGS.keys() <= columns().keys()
-
-
-def test_page_has_every_command_with_its_options():
-    text = (REFERENCE / "commands.md").read_text()
-    for name, command in typer.main.get_command(app).commands.items():
-        assert f"## scaling {name}" in text
-        for option in getattr(command, "params", []):
-            is_one = option.param_type_name == "option" and option.name != "help"
-            if is_one and not hasattr(command, "commands"):
-                assert option.opts[0] in text, (name, option.opts)

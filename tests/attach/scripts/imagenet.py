@@ -36,9 +36,7 @@ def main_worker(rank, args):
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            correct = sum(
-                (model(image).argmax(1) == target).sum() for image, target in DataLoader(images, 64)
-            )
+            correct = sum((model(image).argmax(1) == y).sum() for image, y in DataLoader(images, 64))
         dist.all_reduce(correct)
         scheduler.step()
         if rank == 0:

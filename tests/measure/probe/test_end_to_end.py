@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
-from tests.waiting import LIMIT_S, still_there
+from tests.waiting import LIMIT_S, is_running, still_there
 from topologies.drawing import draw
 from topologies.schema import load
 
@@ -29,13 +30,10 @@ def started(folder, *arguments):
 def processes_of(folder):
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):
             words = path.read_bytes().decode(errors="replace")
-            alive = "Z" not in (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if alive and str(folder) in words:
-            found.append(words.split("\0"))
+            if str(folder) in words and is_running(int(path.parent.name)):
+                found.append(words.split("\0"))
     return found
 
 

@@ -1,11 +1,14 @@
-"""JSON of nccl-tests and nvbandwidth, as their sources write it."""
+"""Figures of nccl-tests, nvbandwidth and OSU as their sources write them, and machine files with these."""
 
 import json
 
 import pytest
 
 from scaling.measure.probe import other_tools
+from scaling.measure.probe.machine_file import with_measured
 from topologies.errors import TopologyError
+from topologies.file_text import validated
+from topologies.schema import shipped, text_of
 
 
 def samples_of(*arguments):
@@ -41,14 +44,6 @@ def told(sample):
     return sample.operation, sample.ranks, sample.num_bytes, us, sample.launch, sample.captured
 
 
-def test_nccl_tests_gives_ranks_size_time_and_way():
-    (sample,) = samples_of(nccl_tests(), "a file")
-    assert told(sample) == ("all_reduce", (0, 1, 2, 3), 1048576, 20, "default", False)
-    text = nccl_tests(env=["NCCL_P2P_DISABLE=1"], ngpus=8, devices=[{"rank": 0}], graph=1)
-    (sample,) = samples_of(text, "a file")
-    assert told(sample) == ("all_reduce", tuple(range(8)), 1048576, 20, "host_only", True)
-
-
 OLD_TABLE = """
 # nThread 1 nGpus 2 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
 #   Rank  0 Pid 110419 on test-a device  0 [0x3b] Tesla T4
@@ -70,12 +65,26 @@ NEW_TABLE = """
 """
 
 
-def test_tables_of_old_and_new_nccl_tests_are_read():
+def without_program(*columns, num_ranks=2):
+    """A table of a version that does not name its program."""
+    ranks = [f"#   Rank {at:2} Pid 1 on a device {at:2} [0x3b] Tesla T4" for at in range(num_ranks)]
+    head = "#  size count type redop time algbw busbw error time algbw busbw error"
+    return "\n".join([*ranks, head, " ".join(columns)])
+
+
+def test_json_and_tables_of_old_new_and_unnamed_nccl_tests_give_ranks_size_time_and_way():
+    (sample,) = samples_of(nccl_tests(), "a file")
+    assert told(sample) == ("all_reduce", (0, 1, 2, 3), 1048576, 20, "default", False)
+    text = nccl_tests(env=["NCCL_P2P_DISABLE=1"], ngpus=8, devices=[{"rank": 0}], graph=1)
+    (sample,) = samples_of(text, "a file")
+    assert told(sample) == ("all_reduce", tuple(range(8)), 1048576, 20, "host_only", True)
     small, large = samples_of(OLD_TABLE, "a file")
     assert told(small) == ("all_reduce", (0, 1), 8, 20.07, "default", False)
     assert told(large) == ("all_reduce", (0, 1), 134217728, 27010, "default", False)
     (one,) = samples_of(NEW_TABLE, "a file")
     assert told(one) == ("shift", (0, 1), 1048576, 20, "default", True)
+    (one,) = samples_of(without_program("8 2 float none", *["9 52.43 52.43 0"] * 2), "a file")
+    assert one.operation == "shift"
 
 
 # skypilot's and Kubeflow's logs put labels before each line; newer programs are called all_reduce_perf_mpi.
@@ -181,18 +190,6 @@ def test_texts_of_osu_are_read():
     assert first.operation == "all_reduce"
 
 
-def without_program(*columns, num_ranks=2):
-    """A table of a version that does not name its program."""
-    ranks = [f"#   Rank {at:2} Pid 1 on a device {at:2} [0x3b] Tesla T4" for at in range(num_ranks)]
-    head = "#  size count type redop time algbw busbw error time algbw busbw error"
-    return "\n".join([*ranks, head, " ".join(columns)])
-
-
-def test_a_program_that_is_not_named_is_told_by_its_factor():
-    (one,) = samples_of(without_program("8 2 float none", *["9 52.43 52.43 0"] * 2), "a file")
-    assert one.operation == "shift"
-
-
 UNTOLD = "cannot be told .*redop {}, {} ranks"
 NOTHING = "nothing that a probe measures"
 
@@ -229,3 +226,103 @@ NOTHING = "nothing that a probe measures"
 def test_texts_of_something_else_of_wrong_results_or_cut_off_are_refused(text, message):
     with pytest.raises(TopologyError, match=message):
         samples_of(text, "a file")
+
+
+DOWN, UP, WRITE = "host_to_device_memcpy_ce", "device_to_host_memcpy_ce", "device_to_device_memcpy_write_ce"
+BOTH = ("host_to_device_bidirectional_memcpy_ce", "device_to_host_bidirectional_memcpy_ce")
+AT_ONCE = ("host_to_all_memcpy_ce", "all_to_host_memcpy_ce")
+BOTH_AT_ONCE = ("host_to_all_bidirectional_memcpy_ce", "all_to_host_bidirectional_memcpy_ce")
+
+
+def case(name, *rows):
+    """A test case; None was not measured."""
+    matrix = [["N/A" if value is None else f"{value:g}" for value in row] for row in rows]
+    total = sum(value or 0.0 for row in rows for value in row)
+    said = {"bandwidth_description": "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)", "status": "Passed"}
+    return {**said, "bandwidth_matrix": matrix, "name": name, "sum": total}
+
+
+def of_cases(*cases):
+    """As its json_output.cpp (v0.8) writes them."""
+    waived = {"name": "device_local_copy", "status": "Waived"}
+    head = {"CUDA Runtime Version": 12080, "Driver Version": "570.124.06", "git_version": "v0.8"}
+    return json.dumps({"nvbandwidth": {**head, "testcases": [*cases, waived], "version": "v0.8"}}, indent=3)
+
+
+def between(gbps, num_gpus=4):
+    return [[None if a == b else gbps for b in range(num_gpus)] for a in range(num_gpus)]
+
+
+def imported(text, machine="hgx-h200-4"):
+    figures = samples_of(text, "a file")
+    found, file = with_measured(text_of(machine), machine, figures, "nvbandwidth v0.8 (x)")
+    return validated(found, "the result"), file
+
+
+def bandwidths(topology, kind):
+    return {
+        link.id: (round(link.bandwidth_bytes_per_s / 1e9, 1), round((link.back_bytes_per_s or 0) / 1e9, 1))
+        for link in topology.machine.links
+        if link.kind == kind
+    }
+
+
+PCIE = (case(DOWN, [50.0] * 4), case(UP, [52.0] * 4))
+
+
+def test_links_have_the_measured_bandwidths_and_say_so_and_what_was_not_measured_stays():
+    topology, file = imported(of_cases(*PCIE, case(WRITE, *between(270.0))))
+    assert set(bandwidths(topology, "pcie").values()) == {(50.0, 52.0)}
+    for a, b in ((0, 1), (3, 2)):
+        path = topology.path((0, f"gpu{a}"), (0, f"gpu{b}"))
+        assert topology.bandwidth_bytes_per_s(path) == pytest.approx(270e9, rel=1e-3)
+    assert "nvbandwidth v0.8 (x)" in topology.sources["pcie5-x16.bandwidth_bytes_per_s"]
+    assert "nvbandwidth" in topology.description
+    assert "measured on 4 x H200" in topology.sources["h200.bandwidth_bytes_per_s"]  # as it was
+    assert file["name"] == "hgx-h200-4"
+    before = validated(text_of("hgx-h200-4"), "before")
+    topology, _ = imported(of_cases(*PCIE))
+    assert bandwidths(topology, "nvlink") == bandwidths(before, "nvlink")
+    assert topology.machine.message_latency_s == before.machine.message_latency_s
+    latencies = [[link.latency_s for link in each.machine.links] for each in (topology, before)]
+    assert latencies[0] == latencies[1]
+
+
+def test_fewer_gpus_tell_of_all_links_one_that_is_off_of_itself_and_all_at_once_of_host_memory():
+    assert other_tools.nvbandwidth_version(of_cases()) == "nvbandwidth v0.8"
+    assert other_tools.nvbandwidth_version('{"results": []}') is None
+    topology, _ = imported(of_cases(case(DOWN, [50.0] * 2), case(UP, [52.0] * 2)))
+    assert set(bandwidths(topology, "pcie").values()) == {(50.0, 52.0)}
+    alone = [case(name, [40.0] * 4) for name in BOTH]
+    at_once = [case(name, [20.0] * 4) for name in BOTH_AT_ONCE]
+    busy = (case(AT_ONCE[0], [41.0] * 4), case(AT_ONCE[1], [34.0] * 4))
+    topology, _ = imported(of_cases(*PCIE, *alone, *at_once, *busy))
+    assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == pytest.approx(2 * 4 * 20e9)
+    assert bandwidths(topology, "memory")["cpu0-host0"] == (136.0, 164.0)
+    topology, _ = imported(of_cases(case(DOWN, [50.0, 50.0, 50.0, 20.0]), case(UP, [52.0] * 4)))
+    found = bandwidths(topology, "pcie")
+    assert (found["cpu0-gpu3"], found["cpu0-gpu0"]) == ((20.0, 52.0), (50.0, 52.0))
+    text = of_cases(case(DOWN, [20.0, 10.0, 20.0, 20.0]), case(UP, [20.0] * 4))
+    topology, _ = imported(text, "dual-k80")
+    assert bandwidths(topology, "pcie")["cpu0-switch0"][0] == 20.0
+
+
+@pytest.mark.parametrize(("text", "machine", "message"), [
+    (of_cases(case(DOWN, [50.0] * 8), case(UP, [52.0] * 8)), "hgx-h200-4", "8 GPUs, hgx-h200-4 has 4"),
+    (of_cases(*PCIE), "cpu-2", "cpu-2 has 0"),
+    (of_cases(*PCIE), "hgx-h200-x16-infiniband", "made from 'hgx-h200'"),
+    (of_cases(case(DOWN, [50.0] * 4)), "hgx-h200-4", "device_to_host_memcpy_ce"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(text, machine, message):
+    with pytest.raises(TopologyError, match=message):
+        imported(text, machine)
+
+
+WHOLE = [name for name, text in shipped().items() if "\nmachine:" not in text and "kind: gpu" in text]
+
+
+@pytest.mark.parametrize("machine", WHOLE)
+def test_every_shipped_machine_takes_the_figures_of_its_gpus(machine):
+    num_gpus = len(validated(text_of(machine), machine).machine.of_kind("gpu"))
+    topology, _ = imported(of_cases(case(DOWN, [9.0] * num_gpus), case(UP, [8.0] * num_gpus)), machine)
+    assert set(bandwidths(topology, "pcie").values()) >= {(9.0, 8.0)}

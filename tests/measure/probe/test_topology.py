@@ -41,9 +41,7 @@ def seconds_of(case, num_bytes, launch):
 
 def samples_of(change=lambda case, seconds: seconds, world_size=4):
     found = []
-    todo = [
-        ("default", case) for case in cases(world_size, on_gpus=True, peer_copies=True, with_products=True)
-    ]
+    todo = [("default", one) for one in cases(world_size, on_gpus=True, peer_copies=True, with_products=True)]
     todo += [("host_only", case) for case in cases(world_size, on_gpus=True, only_messages=True)]
     for launch, case in todo:
         for size in case.sizes_bytes:
@@ -101,15 +99,13 @@ class TestFourGpus:
     def test_links_are_as_fast_as_copies_over_them(self, box, id_, there, back):
         assert (bandwidths(box[0], id_), link(box[0], "gpu1-nvswitch0").count) == (close((there, back)), 18)
 
-    def test_memory_sums_and_latencies_are_those_of_gpus_host_and_software(self, box):
+    def test_memory_sums_latencies_and_products_are_those_of_gpus_host_and_software(self, box):
         found = box[0].machine.by_id
         gpu, host = found["gpu3"], found["host0"].bandwidth_bytes_per_s
         assert (gpu.bandwidth_bytes_per_s, gpu.reduce_bytes_per_s) == close((2 * 2e12, 1.3e12))
         assert (host, found["cpu0"].reduce_bytes_per_s) == close((2 * 4 * 24e9, 7e9))
         latency, expected = box[0].machine.message_latency_s, (8e-6 - 0.6e-6, 12e-6 - 0.7e-6, 6e-6 - 0.35e-6)
         assert (latency["peer"], latency["staged"], latency["host"]) == close(expected)
-
-    def test_products_of_matrices_in_every_precision_at_their_best_size(self, box):
         gpu = box[0].machine.by_id["gpu3"]
         assert {name: getattr(gpu, f"{name}_flops_per_s") for name in RATES} == RATES
         source = box[0].sources[f"{gpu.type}.bf16_flops_per_s"]
@@ -131,30 +127,33 @@ class TestFourGpus:
         assert box[0].sources[figure].startswith(said)
         assert "captured in a CUDA graph" in box[0].sources["message_latency_s.peer"]
 
-    def test_misfits_of_the_model_are_told(self, box):
+    def test_misfits_of_the_model_are_told_the_simulator_accepts_it_and_the_table_has_a_line_each(self, box):
         (note,) = box[1].notes
         begin = "not in the model: messages, host-only: ranks 0 and 1 reach 22.0 GB/s at 128 MiB"
         assert note.startswith(begin)
         assert "0.44 of the 50.0 GB/s that the model gives them (6 of 6 pairs" in note
         assert f"# {note[:60]}" in box[1].machine
-
-    def test_simulator_accepts_it_and_the_table_has_a_line_for_each_thing_measured(self, box):
         for peer_access in (True, False):
             assert 0 < simulate(ring(4), box[0], 64 << 20, peer_access=peer_access).seconds < 1
         assert len(box[1].table) == 1 + len({sample.series for sample in samples_of()})
         assert any("all_reduce captured ranks 0,1,2,3 host-only" in line for line in box[1].table)
 
 
-def test_slow_gpu_gets_a_type_of_its_own():
+def test_slow_gpu_gets_a_type_of_its_own_and_two_sockets_what_their_own_gpus_reach():
     def slow(case, seconds):
         return seconds * 2 if case.operation in ("h2d", "d2h") and case.ranks == (2,) else seconds
 
     topology, _ = probed(samples_of(slow))
     assert link(topology, "cpu0-gpu2").bandwidth_bytes_per_s == close(55e9 / 2)
     assert link(topology, "cpu0-gpu1").bandwidth_bytes_per_s == close(55e9)
+    places = {f"0000:{i}8:00.0": PciePlace(i // 2) for i in range(4)}
+    host = Host("A CPU", (NumaNode(0, 0, 32, 2**39), NumaNode(1, 1, 32, 2**39)))
+    topology, _ = probed(found=replace(found_machine(), host=host, places=places))
+    for number in (0, 1):
+        assert link(topology, f"cpu{number}-host{number}").back_bytes_per_s == close(2 * 41e9)
 
 
-def test_small_copies_and_those_that_do_not_hold_one_another_up_are_no_limit_of_memory():
+def test_small_copies_and_those_that_broke_off_tell_neither_bandwidths_nor_limits():
     def unhindered(case, seconds):
         many = case.operation in ALONE and len(case.ranks) > 2 and case.memory == "pinned"
         return seconds * AT_ONCE[case.operation] / ALONE[case.operation] if many else seconds
@@ -166,17 +165,12 @@ def test_small_copies_and_those_that_do_not_hold_one_another_up_are_no_limit_of_
     several = {s for s in samples_of() if s.operation in ALONE and len(s.ranks) > 1 and s.num_bytes > 1 << 20}
     topology, _ = probed([s for s in samples_of() if s not in several])
     assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == close(3 * 4 * 18e9)  # of the cores
-
-
-def test_series_that_broke_off_before_its_largest_size_counts_nowhere():
     pair = ("peer_copy", (0, 1))
     samples = [s for s in samples_of() if (s.operation, s.ranks) != pair or s.num_bytes <= 1 << 20]
     topology, _ = probed(samples)
     assert link(topology, "gpu0-nvswitch0").bandwidth_bytes_per_s == close(370e9)
     assert "of one link, 20.6 GB/s to 20.6 GB/s" in topology.sources["nvlink-to-switch.bandwidth_bytes_per_s"]
 
-
-def test_size_of_which_most_is_latency_tells_no_bandwidth():
     def slow_start(case, seconds):
         return seconds + 1e-3 if case.operation == "peer_copy" else seconds
 
@@ -185,7 +179,7 @@ def test_size_of_which_most_is_latency_tells_no_bandwidth():
     assert link(probed(samples)[0], "gpu0-nvswitch0").bandwidth_bytes_per_s == close(reached)
 
 
-def test_ranks_are_found_by_uuid_in_any_order_and_peer_access_is_what_cuda_says():
+def test_gpus_are_found_by_uuid_or_by_cuda_alone_also_those_that_did_not_take_part():
     topology, _ = probed(workers=facts_of_workers(("a3", "a2", "a1", "a0")))
     assert link(topology, "cpu0-gpu0").bandwidth_bytes_per_s == close(55e9)
     assert gpu_ids(found_machine().gpus, ["A3", "GPU-a1"]) == ["gpu3", "gpu1"]
@@ -195,9 +189,6 @@ def test_ranks_are_found_by_uuid_in_any_order_and_peer_access_is_what_cuda_says(
     topology, _ = probed(workers=workers)
     assert topology.machine.peer_access("gpu0", "gpu2")
     assert not topology.machine.peer_access("gpu0", "gpu3")
-
-
-def test_gpus_that_did_not_take_part_or_that_only_cuda_sees_are_there():
     topology, _ = probed(samples_of(world_size=2), workers=facts_of_workers(("a0", "a1")))
     assert len(topology.machine.of_kind("gpu")) == 4
     assert topology.machine.by_id["host0"].bandwidth_bytes_per_s == close(3 * 2 * 18e9)
@@ -206,14 +197,6 @@ def test_gpus_that_did_not_take_part_or_that_only_cuda_sees_are_there():
     assert [gpu.name for gpu in topology.machine.of_kind("gpu")] == ["NVIDIA H200"] * 4
     assert link(topology, "cpu0-gpu0").bandwidth_bytes_per_s == close(55e9)
     assert any("neither NVML nor nvidia-smi" in note for note in result.notes)
-
-
-def test_two_sockets_have_what_their_own_gpus_reach():
-    places = {f"0000:{i}8:00.0": PciePlace(i // 2) for i in range(4)}
-    host = Host("A CPU", (NumaNode(0, 0, 32, 2**39), NumaNode(1, 1, 32, 2**39)))
-    topology, _ = probed(found=replace(found_machine(), host=host, places=places))
-    for number in (0, 1):
-        assert link(topology, f"cpu{number}-host{number}").back_bytes_per_s == close(2 * 41e9)
 
 
 def test_a_launch_that_was_cut_off_or_has_one_gpu_still_gives_a_file():

@@ -83,16 +83,6 @@ class DeviceFolder:
 
 
 @pytest.fixture
-def small(tmp_path):
-    """A folder of small networks: `small(has_gpu=True)`."""
-
-    def make(*, has_gpu: bool = True, **parameters: Any) -> DeviceFolder:
-        return DeviceFolder(tmp_path / "small", "small-networks", {**BASE, **parameters}, has_gpu=has_gpu)
-
-    return make
-
-
-@pytest.fixture
 def of(tmp_path):
     """A folder of any experiment: `of("cpu-threads", networks=[...])`."""
 
@@ -100,6 +90,12 @@ def of(tmp_path):
         return DeviceFolder(tmp_path / experiment, experiment, parameters, has_gpu=has_gpu)
 
     return make
+
+
+@pytest.fixture
+def small(of):
+    """A folder of small networks: `small(has_gpu=True)`."""
+    return lambda **how: of("small-networks", **{**BASE, **how})
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from scaling.report.device.accuracy import comparisons
 from scaling.report.formats import MISSING
 from tests.report.device.conftest import sentences_of
 
-SECONDS = [[0.1] * 7]
-
 
 @pytest.fixture
 def results(results_of):
@@ -16,7 +14,7 @@ def results(results_of):
     return lambda *cells, **more: results_of("lstm-fused", cells, **settings, **more)
 
 
-def cell(way, precision, scores=None, *, batch=128, seconds=SECONDS, device="cpu", **facts):
+def cell(way, precision, scores=None, *, batch=128, seconds=((0.1,) * 7,), device="cpu", **facts):
     """A cell with the accuracy of each seed."""
     rows = [{"fact": "accuracy_by_seed", "x": [*scores], "y": [*scores.values()]}] if scores else []
     facts = {"test_samples": 1000, "logit_difference": 1e-7, **facts}
@@ -65,18 +63,16 @@ class TestAccuracy:
         told = sentences_of(results(*(cell(*names, scores) for names, scores in cells.items())))[-1]
         assert [text for text in texts if text not in told] == []
 
-    def test_what_was_not_trained_is_named_with_its_reason(self, results):
+    def test_devices_are_compared_each_with_its_own_reference_and_the_untrained_named(self, results):
+        devices = ("cpu", "cuda")
+        made = results(*(cell(*one, REFERENCE, device=device) for one in SAME for device in devices))
+        for device in ("CPU", "GPU"):
+            assert f"mnist-rows on the {device}: no" in sentences_of(made)[-1]
         left_out = cell(*HALF, accuracy_left_out="3 trainings would take 99 s")
         made = results(*(cell(*names, scores) for names, scores in SAME.items()), left_out)
         assert "(not trained, as it would take too long: fused, float16)" in sentences_of(made)[-1]
         remarks = [text for table in device_tables([made]) for text in table.remarks]
         assert "No accuracy of mnist-rows on the CPU, fused, float16: 3 trainings would take 99 s." in remarks
-
-    def test_devices_are_compared_each_with_its_own_reference(self, results):
-        devices = ("cpu", "cuda")
-        made = results(*(cell(*one, REFERENCE, device=device) for one in SAME for device in devices))
-        for device in ("CPU", "GPU"):
-            assert f"mnist-rows on the {device}: no" in sentences_of(made)[-1]
 
 
 class TestSpeed:
@@ -95,8 +91,6 @@ class TestSpeed:
         told = " ".join(sentences_of(results(*cells)))
         assert "training 2.0 to 4.0 times by a loop over LSTMCell" in told
         assert "training of the fused LSTM takes 4.0 times in float64 (seen in one launch)" in told
-
-    def test_batches_are_named_where_not_all_were_measured(self, results):
         cells = [cell("fused", "float32", batch=batch) for batch in (128, 1024)]
         made = results(*cells, cell("cell", "float32", batch=1024, seconds=[[0.2] * 7]))
         told = "fused LSTM's time: training 2.0 times at batch 1,024 by a loop over LSTMCell"

@@ -32,9 +32,11 @@ def results(results_of):
     return lambda *cells, **more: results_of("surface-regression", cells, **settings, **more)
 
 
-def test_surface_is_that_of_the_experiment():
+def test_surface_is_that_of_the_experiment_and_seconds_of_a_training_include_capturing(results):
     _, heights = grid_points(13)
     np.testing.assert_allclose(surface(13).ravel(), heights.numpy().ravel(), atol=1e-5)
+    made = results(cell(0.01, device="cuda", step="captured", **trained(1.0, made=0.5)))
+    assert [*map(total_s, trainings(made).values())] == [pytest.approx(1.5)]
 
 
 def capturing(eager, captured):
@@ -79,12 +81,9 @@ def test_it_is_said(results, cells, texts):
     assert ([text for text in texts if text not in told], "Yes" in told) == ([], "Yes" in texts[0])
 
 
-def test_loader_is_compared_at_equal_points(results):
+def test_loader_is_compared_at_equal_points_and_epochs_to_pay_have_an_interval(results):
     told = sentences_of(results(cell(0.01), cell(0.05, data="loader"), cell(0.01, 400)))[0]
     assert ("with data on the device, 5.0 times at 100 points" in told, "400" in told) == (True, False)
-
-
-def test_epochs_to_pay_have_the_interval_of_several_launches(results):
     eager = cell(0.5, device="cuda", signs=(-10, 0, 10), **trained(5.0))
     captured = cell(0.1, device="cuda", step="captured", signs=(10, 0, -10), **trained(1.0, made=2.0))
     told = " ".join(sentences_of(results(eager, captured)))
@@ -119,8 +118,3 @@ def test_picture_is_surface_fit_and_residual_of_the_fastest_training(results):
     np.testing.assert_allclose(residual, truth - network)
     np.testing.assert_allclose(truth, surface(3).T)
     assert len(epochs.figure.axes[0].get_lines()) > 0
-
-
-def test_seconds_of_a_training_include_capturing(results):
-    made = results(cell(0.01, device="cuda", step="captured", **trained(1.0, made=0.5)))
-    assert [*map(total_s, trainings(made).values())] == [pytest.approx(1.5)]
