@@ -6,6 +6,7 @@ What can go wrong with a step, planted; and a small network with all that a chec
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,17 +18,8 @@ from scaling.aggregators.native import AllReduce
 from scaling.training import hooked_buckets
 from scaling.workloads.base import DataShape, Model
 
-
-@dataclass
-class Planted:
-    """How long what is planted takes, in seconds."""
-
-    late_s: float = 0.0
-    exchange_s: float = 0.0
-    backward_s: float = 0.0
-
-
-planted = Planted()
+planted = SimpleNamespace(late_s=0.0, exchange_s=0.0, backward_s=0.0)
+"""How long what is planted takes, in seconds."""
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,6 @@ def test_a_step_that_nobody_has_is_gone():
     assert run_in_process(1, work) == [True]
 
 
-SIZES = {"a": 10, "b": 2, "c": 3, "d": 20, "e": 1, "f": 4}
-
-
 @pytest.mark.parametrize(
     ("min_elements", "buckets"),
     [
@@ -123,7 +120,7 @@ SIZES = {"a": 10, "b": 2, "c": 3, "d": 20, "e": 1, "f": 4}
     ],
 )
 def test_large_tensors_have_a_bucket_of_their_own_and_small_ones_share(min_elements, buckets):
-    layout = BucketLayout.of([(name, (size,)) for name, size in SIZES.items()])
+    layout = BucketLayout.of([(str(size), (size,)) for size in (10, 2, 3, 20, 1, 4)])
     assert bucket_tensors(layout, min_elements) == buckets
 
 

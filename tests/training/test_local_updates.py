@@ -240,9 +240,8 @@ class TestTraining:
         split = Split(*batch_of(0, 140))
 
         def work(group):
-            step = local(group, MOMENTUM, every=4)  # 7 steps an epoch
+            step, rows = local(group, MOMENTUM, every=4), []  # 7 steps an epoch
             plan = TrainingPlan(20, epochs=2, seed=0)
-            rows = []
             for row in train(step, split, split, plan, group, MonotonicClock(), lambda seconds: seconds):
                 require_equal(dict(step.replica.module.named_parameters()), group)
                 rows.append(row)

@@ -5,7 +5,7 @@ of it has to be seen, in the median of some steps.
 """
 
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -59,7 +59,7 @@ def seen_by(workers):
     for name, cell in CELLS.items():
         with hooks_that_block() if "blocking" in name else nullcontext():
             seen[name] = rows_of(cell)
-    return {**asdict(planted), "rows": seen}
+    return {**vars(planted), "rows": seen}
 
 
 def budgets(ranks, cell):
