@@ -97,13 +97,14 @@ class Budget:
         calls = per_sample or max(1, round(SHORTEST_SAMPLE_S / max(one_s, 1e-9)))
         samples: list[float] = []
         start = time.perf_counter()
-        while not self._enough(len(samples), time.perf_counter() - start):
-            left_s = self.seconds - (time.perf_counter() - start)
+        while (left_s := self.seconds - (time.perf_counter() - start)) > 0 or len(samples) < self.min_samples:
             fitting = max(self.min_samples - len(samples), int(left_s / (one_s * calls)) + 1)
             if device.type == "cuda":
                 clock.settle()
                 step()  # fills the queue: the first sample begins behind it
             samples += _window(step, clock, min(fitting, SAMPLES_A_WINDOW), calls)
+            if len(samples) >= self.max_samples:
+                break
         return samples[: self.max_samples]
 
     def _warm_up(self, step: Callable[[], object], clock: Clock, calls: int) -> float:
@@ -118,11 +119,6 @@ class Budget:
             if num_calls >= WARMUP_CALLS and now - start >= WARMUP_SHARE * self.seconds:
                 break
         return one_s
-
-    def _enough(self, num_samples: int, elapsed_s: float) -> bool:
-        return num_samples >= self.max_samples or (
-            num_samples >= self.min_samples and elapsed_s >= self.seconds
-        )
 
 
 def _window(step: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> list[float]:

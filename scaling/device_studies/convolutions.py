@@ -32,11 +32,8 @@ from scaling.device_studies.base import Budget, LeftOutError, Samples, facts, st
 COMPARED, COMPARED_IMAGES = 16, 1  # so many rows and columns of a product, and images, with float64
 TF32_CAPABILITY = (8, 0)  # the first compute capability that has it
 CUDNN, ONEDNN = torch.backends.cudnn, torch.backends.mkldnn
-
-
-def dtype_of(precision: str) -> torch.dtype:
-    """The tensors' type; TF32 is a way to multiply float32."""
-    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
+"""TF32 is a way to multiply float32."""
 
 
 @contextmanager
@@ -82,11 +79,6 @@ class Layer:
     def output_size(self) -> int:
         return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
 
-    @property
-    def flop_per_image(self) -> int:
-        """Of a forward pass by definition, a multiplication and an addition as two."""
-        return 2 * self.inputs * self.outputs * self.kernel**2 * self.output_size**2
-
     def convolve(self, images: Tensor, weight: Tensor) -> Tensor:
         return nn.functional.conv2d(images, weight, stride=self.stride, padding=self.padding)
 
@@ -105,7 +97,7 @@ def measure_convolution(point: Mapping[str, Any], device: torch.device, budget: 
 
     On a GPU, torch keeps the algorithm that it has taken for a shape, however it was found: in a process in
     which `library` has been measured `autotuned` is the same, and the other way round."""
-    on_gpu, dtype = device.type == "cuda", dtype_of(point["precision"])
+    on_gpu, dtype = device.type == "cuda", DTYPES[point["precision"]]
     layer, batch, choice = LAYERS[point["case"]], point["batch"], point["choice"]
     convolve = partial(fft_convolution, padding=layer.padding) if choice == "fft" else layer.convolve
     if choice == "fft" and layer.stride != 1:
@@ -120,6 +112,8 @@ def measure_convolution(point: Mapping[str, Any], device: torch.device, budget: 
     images, weight = images.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
     shape = (batch, layer.outputs, layer.output_size, layer.output_size)
     gradient = torch.randn(shape, device=device).to(dtype)
+    # Of a forward pass by definition, a multiplication and an addition as two.
+    flop = 2 * layer.inputs * layer.kernel**2 * gradient.numel()
 
     def forward() -> Tensor:
         with torch.no_grad():
@@ -133,7 +127,7 @@ def measure_convolution(point: Mapping[str, Any], device: torch.device, budget: 
     library = CUDNN if on_gpu else ONEDNN
     is_used = (library, "enabled", library.enabled and choice != "native")
     with setting(is_used, *(tuned if on_gpu else ())):
-        yield from facts(flop=layer.flop_per_image * batch, samples=batch)
+        yield from facts(flop=flop, samples=batch)
         yield from facts(error=relative_error(forward()[:COMPARED_IMAGES], exact))
         yield from steps(budget.samples(step, device))
         yield from steps(budget.samples(forward, device), "forward")
@@ -143,7 +137,7 @@ def measure_convolution(point: Mapping[str, Any], device: torch.device, budget: 
 
 def measure_product(point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
     columns, inner = map(int, point["case"].split("x"))
-    batch, dtype = point["batch"], dtype_of(point["precision"])
+    batch, dtype = point["batch"], DTYPES[point["precision"]]
     torch.manual_seed(1)
     unrounded = torch.randn(batch, inner, device=device), torch.randn(columns, inner, device=device)
     exact = unrounded[0][:COMPARED].double() @ unrounded[1][:COMPARED].double().t()

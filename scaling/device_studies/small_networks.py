@@ -132,34 +132,26 @@ class SmallNetworks(Experiment):
     threads: tuple[PositiveInt | Literal["all"], ...] = (1, 4, "all")
 
     def points(self) -> list[Point]:
-        arms: list[Point] = [
-            {"step": "eager", "only_device": "cpu", "threads": threads} for threads in self.threads
-        ]
-        arms += [{"step": step, "only_device": "cuda"} for step in ("eager", "captured")]
-        return [{**network, **arm} for network in self._networks() for arm in arms]
-
-    def _networks(self) -> list[Point]:
         base = {"inputs": self.inputs, "depth": self.depth, "width": self.width, "batch": self.batch}
         varied = [
             *({**base, "width": width, "batch": batch} for batch in self.batches for width in self.widths),
             *({**base, "depth": depth} for depth in self.depths),
             *({**base, "inputs": inputs} for inputs in self.input_sizes),
         ]
-        perceptrons: list[Point] = [
-            {"network": "mlp", "equal_parameters": 0, **settings} for settings in varied
-        ]
-        unique = {tuple(point.items()): point for point in perceptrons}
-        return [*unique.values(), *(point for size in self.equal_parameters for point in self._pair(size))]
-
-    def _pair(self, size: int) -> tuple[Point, Point]:
+        networks: list[Point] = [{"network": "mlp", "equal_parameters": 0, **settings} for settings in varied]
         flat = SEQUENCE_INPUTS * SEQUENCE_LENGTH
-        recurrent = {"inputs": SEQUENCE_INPUTS, "depth": 1, "width": lstm_width(size)}
-        forward = {"inputs": flat, "depth": self.depth, "width": mlp_width(size, flat, self.depth)}
-        common = {"equal_parameters": size}
-        return (
-            {"network": "lstm", **common, **recurrent, "batch": self.batch},
-            {"network": "mlp", **common, **forward, "batch": self.batch},
-        )
+        for size in self.equal_parameters:
+            recurrent = {"inputs": SEQUENCE_INPUTS, "depth": 1, "width": lstm_width(size)}
+            forward = {"inputs": flat, "depth": self.depth, "width": mlp_width(size, flat, self.depth)}
+            for network, settings in (("lstm", recurrent), ("mlp", forward)):
+                same = {"equal_parameters": size, **settings, "batch": self.batch}
+                networks.append({"network": network, **same})
+        arms: list[Point] = [
+            {"step": "eager", "only_device": "cpu", "threads": threads} for threads in self.threads
+        ]
+        arms += [{"step": step, "only_device": "cuda"} for step in ("eager", "captured")]
+        unique = {tuple(network.items()): network for network in networks}
+        return [{**network, **arm} for network in unique.values() for arm in arms]
 
     def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
         import torch
