@@ -68,15 +68,14 @@ def experiments(data: FigureInput) -> Iterator[Drawn]:
     return _of_all(data.experiments, figures)
 
 
-def _tables(results: Results) -> Iterator[Table]:
-    for rows in results.report.tables:
-        yield from declared_table(results, rows)
-    yield from _own(results, "tables")
-    yield from left_out_table(results)
-
-
 def device_tables(experiments: Sequence[Results]) -> list[Table]:
-    return [replace(table, section=SECTION) for table in _of_all(experiments, _tables)]
+    def of_one(results: Results) -> Iterator[Table]:
+        for rows in results.report.tables:
+            yield from declared_table(results, rows)
+        yield from _own(results, "tables")
+        yield from left_out_table(results)
+
+    return [replace(table, section=SECTION) for table in _of_all(experiments, of_one)]
 
 
 def device_answer_table(experiments: Sequence[Results]) -> Table | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from scaling.analysis.columns import by_key
@@ -297,16 +298,12 @@ def _largest(declared: Times, cells: Iterable[DeviceResult]) -> str:
     return f"{max(errors):.1e}" if errors else "unknown"
 
 
-def _noted(declared: Noted, results: Results) -> Iterator[str]:
-    return (results.text(declared.text, cell) for cell in results.cells if declared.only(cell))
-
-
 SAID: dict[type, Callable[[Any, Results], Iterator[str]]] = {
     BreakEven: _break_even,
     Enough: _enough,
     Fastest: _fastest,
     Times: _times,
-    Noted: _noted,
+    Noted: lambda noted, results: map(partial(results.text, noted.text), filter(noted.only, results.cells)),
 }
 SHORT: dict[type, Callable[[Any, Results], str]] = {
     BreakEven: _short_break_even,

@@ -324,10 +324,16 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
 
 
 def _cell(folder: ResultsFolder, records: Sequence[RunRecord]) -> DeviceResult:
-    cell = records[0].cell
-    launches = {record.repeat: _rows(folder, record) for record in records if record.state == "done"}
-    what = cell["point"], cell["device"], cell["threads"]
-    return DeviceResult(records[0].cell_id, *what, launches, records)
+    first, launches = records[0], {}
+    for record in (record for record in records if record.state == "done"):
+        where = folder.path / "runs" / record.cell_id / str(record.repeat)
+        (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
+        if not rows:
+            raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded; {MEND}")
+        validate_lines(DeviceLineModel, rows, f"{where}/rank0.jsonl")
+        launches[record.repeat] = rows
+    what = first.cell["point"], first.cell["device"], first.cell["threads"]
+    return DeviceResult(first.cell_id, *what, launches, records)
 
 
 def _add_scatters(cells: Sequence[DeviceResult]) -> None:
@@ -340,12 +346,3 @@ def _add_scatters(cells: Sequence[DeviceResult]) -> None:
         scatter = study_scatter(times)
         for cell in cells:
             cell.scatters[phase] = scatter
-
-
-def _rows(folder: ResultsFolder, record: RunRecord) -> list[dict[str, Any]]:
-    where = folder.path / "runs" / record.cell_id / str(record.repeat)
-    (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
-    if not rows:
-        raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded; {MEND}")
-    validate_lines(DeviceLineModel, rows, f"{where}/rank0.jsonl")
-    return rows
