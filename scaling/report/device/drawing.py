@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -22,7 +21,6 @@ from scaling.report.figures.parts import (
     BLACK,
     DEVICE_COLOURS,
     GREY,
-    LineStyle,
     add_tip,
     legend_below,
     name_bars,
@@ -43,28 +41,17 @@ def stacked(title: str, sizes: dict[str, int], row: float, room: float) -> tuple
     return figure, panels
 
 
-@dataclass(frozen=True)
-class Hue:
-    """How a line looks: the CPU's is dashed where the GPU has one of the same colour."""
-
-    name: str
-    colour: str
-    marker: str
-    dashes: LineStyle = "-"
-
-    @property
-    def look(self) -> dict[str, Any]:
-        hollow = {} if self.dashes == "-" else {"linestyle": self.dashes, "markerfacecolor": "white"}
-        return {"color": self.colour, "marker": self.marker, "markersize": 4, **hollow}
-
-
-def hues(variants: Sequence[Variant]) -> list[Hue]:
-    keys = [repr({**variant.where, "device": None}) for variant in variants]
+def looks_of(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """How their lines look: the CPU's is dashed where the GPU has one of the same colour."""
+    keys, made = [repr({**variant.where, "device": None}) for variant in variants], []
     every_look = zip(cycle(DEVICE_COLOURS), cycle(MARKERS), strict=False)
-    looks, made = dict(zip(dict.fromkeys(keys), every_look, strict=False)), []
+    looks = dict(zip(dict.fromkeys(keys), every_look, strict=False))
     for variant, key in zip(variants, keys, strict=True):
-        is_dashed = keys.count(key) > 1 and variant.where["device"] == "cpu"
-        made.append(Hue(variant.name, *looks[key], (0, (4, 2)) if is_dashed else "-"))
+        colour, marker = looks[key]
+        look: dict[str, Any] = {"label": variant.name, "color": colour, "marker": marker, "markersize": 4}
+        if keys.count(key) > 1 and variant.where["device"] == "cpu":
+            look |= {"linestyle": (0, (4, 2)), "markerfacecolor": "white"}
+        made.append(look)
     return made
 
 
@@ -121,7 +108,7 @@ def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(title, 0.9 + (ROW_HEIGHT if len(panels) > 1 else 3.6) * rows)
     grid = figure.subplots(rows, columns, squeeze=False, sharey="row" if columns > 2 else False)
-    looks = hues(variants)
+    looks = looks_of(variants)
     if declared.over_first:
         at = sorted({float(cell.value(panels[0][1].x)) for cell in timed})
         for axes in grid.flat:
@@ -129,9 +116,9 @@ def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
     for axes in grid.flat if declared.over else ():
         axes.axhline(1.0, color=GREY, linewidth=0.8)
     for axes, (name, panel, cells) in zip(grid.flat, panels, strict=False):
-        for variant, hue in zip(variants, looks, strict=True):
+        for variant, look in zip(variants, looks, strict=True):
             found = results.where(variant.where, cells)
-            _draw_line(axes, hue, *points_of(declared, results, panel, found), declared.label)
+            _draw_line(axes, look, *points_of(declared, results, panel, found), declared.label)
         log_axes(axes, panel.label or panel.x, declared.label)
         if any(cell.value(panel.x) == 0 for cell in cells):
             axes.set_xscale("symlog", linthresh=1.0)
@@ -139,20 +126,20 @@ def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
         axes.set_title(name, loc="left")
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
-    legend_below(figure, [Line2D([], [], label=hue.name, **hue.look) for hue in looks])
+    legend_below(figure, [Line2D([], [], **look) for look in looks])
     return figure
 
 
-def _draw_line(axes: Axes, hue: Hue, at: Floats, values: Floats, label: str) -> None:
+def _draw_line(axes: Axes, look: dict[str, Any], at: Floats, values: Floats, label: str) -> None:
     if np.isnan(values[0]).all():
         return
-    axes.plot(at, values[0], **hue.look, linewidth=1.2)
+    axes.plot(at, values[0], **look, linewidth=1.2)
     for x, (value, low, high) in zip(at, values.T, strict=True):
         if np.isnan(value):
             continue
         if low > 0 and high < np.inf:
-            axes.plot([x, x], [low, high], color=hue.colour, linewidth=0.9)
-        add_tip(axes, x, value, f"{hue.name}, {x:,g}: {value:.3g} {label}")
+            axes.plot([x, x], [low, high], color=look["color"], linewidth=0.9)
+        add_tip(axes, x, value, f"{look['label']}, {x:,g}: {value:.3g} {label}")
 
 
 def log_axes(axes: Axes, x: str, y: str) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.study_scatter import CellTimes, study_scatter
 from scaling.report.device.comparisons import finding, rounded
-from scaling.report.device.drawing import hues, log_axes
+from scaling.report.device.drawing import log_axes, looks_of
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import legend_below, new_figure
@@ -94,10 +93,10 @@ def figures(results: Results) -> Iterator[Drawn]:
         axes.set_xlabel("x")
     panels[0].set_ylabel("y")
     axes = below.subplots()
-    for hue in hues(results.arms):
-        if cell := every.get(hue.name):
-            look: dict[str, Any] = {"color": hue.colour, "linestyle": hue.dashes, "linewidth": 1.2}
-            axes.plot(cell.fact("loss", "x") or [], cell.fact("loss", "y") or [], label=hue.name, **look)
+    for look in looks_of(results.arms):
+        if cell := every.get(look["label"]):
+            losses = cell.fact("loss", "x") or [], cell.fact("loss", "y") or []
+            axes.plot(*losses, **{**look, "marker": "", "linewidth": 1.2})
     log_axes(axes, "epoch", "mean squared error")
     legend_below(below, axes.get_lines())
     yield Drawn(f"device-{results.slug}-fit", title, CAPTION, figure)
