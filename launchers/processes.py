@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -184,6 +185,15 @@ def say_line(text: str) -> None:
     sys.stderr.flush()
 
 
+EXIT_S = 60.0
+"""For exit functions, which libraries and a user's model register."""
+
+
+def _end_late(code: int) -> None:
+    say_line(f"exit functions of a model or library have run for {EXIT_S:g} s: the process ends without them")
+    os._exit(code)
+
+
 def end_this(code: int) -> NoReturn:
     """Ends this process after its exit functions, without taking its modules apart: that takes time, some
     libraries wait in it for devices that are lost, and others print what they have left. MPI alone has its
@@ -191,6 +201,9 @@ def end_this(code: int) -> NoReturn:
     """
     if "mpi4py.MPI" in sys.modules:
         sys.exit(code)
+    late = threading.Timer(EXIT_S, _end_late, (code,))
+    late.daemon = True
+    late.start()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a full disk; closed

@@ -14,6 +14,7 @@ from scaling.study.cell import Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import Kind, ModelSize
 from scaling.study.launches import Launch, estimate_seconds, remaining_launches
+from scaling.study.rank.process_state import kept_state
 from scaling.training.compute import model_flops
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores
@@ -84,7 +85,7 @@ def model_sizes(study: ResolvedStudy) -> dict[str, ModelSize]:
     def size_of(cell: Cell) -> ModelSize:
         model = create_model(cell.model, cell.model_parameters)
         shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))
-        with torch.device("meta"):
+        with kept_state(), torch.device("meta"):
             module = build_module(model, shape)
             dtype = torch.int64 if shape.tokens else torch.float32
             inputs = torch.empty((BATCH, *shape.input_shape), dtype=dtype)

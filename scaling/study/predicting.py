@@ -25,6 +25,7 @@ from scaling.store.upgrades import kernels_then
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.parts import TrainingPart
 from scaling.study.places import sizes_of
+from scaling.study.rank.process_state import kept_state
 from scaling.study.resolve import resolve
 from scaling.study.schema import Study
 from scaling.training.replica import Replica
@@ -170,7 +171,7 @@ def _sample_bytes(*model_and_data: str) -> int:
 @cache
 def _layouts(*model_and_data: str) -> dict[str, BucketLayout]:
     network, shape = _created(*model_and_data)
-    with own_errors(f"model {model_and_data[0]!r}"), torch.device("meta"), _NothingDrawn():
+    with own_errors(f"model {model_and_data[0]!r}"), kept_state(), torch.device("meta"), _NothingDrawn():
         module = build_module(network, shape)
     return Replica(module).layouts
 

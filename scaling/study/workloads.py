@@ -12,6 +12,7 @@ from torch import nn
 
 from scaling.errors import DataError, StudyError
 from scaling.study.parts import DEFAULT_BATCH, Alternatives, Workload
+from scaling.study.rank.process_state import kept_state
 from scaling.workloads.base import Dataset, DataShape, Model
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
@@ -39,7 +40,7 @@ class ChosenWorkload:
     @cached_property
     def module(self) -> nn.Module:
         """The network without values."""
-        with torch.device("meta"):
+        with kept_state(), torch.device("meta"):
             return build_module(self.model, self.shape)
 
     def fields(self) -> dict[str, Any]:

@@ -45,6 +45,15 @@ def test_exit_code_and_output_of_both_streams_come_back():
     assert (code, text.split()) == (3, ["out", "err"])
 
 
+def test_exit_functions_that_do_not_end_are_not_waited_for():
+    program = (
+        "import atexit, time; from launchers import processes; processes.EXIT_S = 0.1\n"
+        "atexit.register(time.sleep, 10_000); processes.end_this(3)"
+    )
+    code, text = run(program)
+    assert (code, "the process ends without them" in text) == (3, True)
+
+
 @pytest.mark.parametrize("program", [TREE, DEAF_TREE], ids=["its group", "deaf, in a session of its own"])
 def test_launch_past_its_limit_is_ended_with_its_children(tmp_path, program):
     code, _ = run(program, str(tmp_path / "pids"), limit_s=3.0)

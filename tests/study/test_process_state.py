@@ -18,12 +18,15 @@ from torch.utils.data._utils import signal_handling
 from scaling.errors import ExchangeError, LaunchError
 from scaling.process_group.in_process import run_in_process
 from scaling.registry import trust
+from scaling.study.parts import Workload
 from scaling.study.rank.context import RankSummary, notes_of
 from scaling.study.rank.launch import CellRunner
 from scaling.study.rank.prepared_step import require_same_model
 from scaling.study.rank.process_state import CLOCK, SET_BY_IMPORTS, ProcessState
 from scaling.study.same_start import require_same_start, start_facts
+from scaling.study.workloads import ChosenWorkload
 from scaling.workloads.base import DataShape, Model
+from scaling.workloads.registry import create_dataset
 from tests.study.test_run_cell import TIMED, group  # noqa: F401 (a fixture)
 
 
@@ -74,6 +77,19 @@ def test_change_is_named_and_put_back(name):
     assert gc.isenabled()
     assert torch.ones(1).device.type == "cpu"
     assert torch.ones(1).dtype == torch.float32
+
+
+def test_model_that_is_built_to_be_counted_leaves_nothing_changed():
+    def build(shape):
+        os.chdir("/")
+        torch.set_default_device("meta")
+        return nn.Linear(*shape.input_shape, shape.num_classes)
+
+    folder, shape = os.getcwd(), DataShape((4,), 3)
+    model = Model("moving", build, shape, "synthetic", "none")
+    keys = Workload(model=model.name, dataset="synthetic")
+    assert ChosenWorkload(keys, model, create_dataset("synthetic"), shape).module
+    assert (os.getcwd(), torch.ones(1).device.type) == (folder, "cpu")
 
 
 def test_what_libraries_set_as_they_are_imported_is_no_change_and_silence_for_all_is():

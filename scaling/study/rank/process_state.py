@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,3 +160,13 @@ class ProcessState:
                 changed.append(name)
                 part.put_back(before)
         return changed
+
+
+@contextmanager
+def kept_state() -> Iterator[None]:
+    """Puts back what code inside changes in this process, as a model that is built to be counted."""
+    state = ProcessState()
+    try:
+        yield
+    finally:
+        state.put_back()
