@@ -18,6 +18,7 @@ from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import hypothesis
 import numpy as np
@@ -34,10 +35,8 @@ os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # The same cases every time, and no folder of hypothesis's own; a machine under load is no failure.
-CHECKS = list(hypothesis.HealthCheck)
-hypothesis.settings.register_profile(
-    "fixed", derandomize=True, database=None, deadline=None, suppress_health_check=CHECKS, max_examples=50
-)
+EASE: dict[str, Any] = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None, max_examples=50, **EASE)
 hypothesis.settings.load_profile("fixed")
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.devnull)
 
@@ -62,17 +61,11 @@ SLURM = "tests/slurm"
 """Its tests share a cluster: jobs meet at ports that follow from their numbers, so that two would collide."""
 
 
-class _EveryName(set[str]):
-    """A set that has everything."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
 @pytest.fixture
 def named_by_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code of any `module:attribute` may be imported, as if a study file of the user's own named it."""
-    monkeypatch.setattr("scaling.registry._OWN_CODE", _EveryName())
+    every_name = MagicMock(**{"__contains__.return_value": True})
+    monkeypatch.setattr("scaling.registry._OWN_CODE", every_name)
 
 
 def need(what: object, reason: str) -> None:
@@ -328,9 +321,6 @@ class HandLauncher:
         return subprocess.Popen(command, env=environment, text=True, **keywords)
 
 
-AS_ROOT = tuple((f"OMPI_ALLOW_RUN_AS_ROOT{end}", "1") for end in ("", "_CONFIRM"))
-
-
 def _mpi_program(name: str) -> str | None:
     if name == "mpich":
         own = Path(sys.prefix) / "mpich" / "bin" / "mpiexec"  # `make test-all` puts it there
@@ -357,7 +347,8 @@ def _hand_launcher(name: str) -> HandLauncher:
     need(program, f"{name} is not installed; `make test-all` installs it where it can")
     if name == "mpich":
         return HandLauncher(name, program)
-    return HandLauncher("openmpi", program, ("--oversubscribe",), AS_ROOT)
+    as_root = tuple((f"OMPI_ALLOW_RUN_AS_ROOT{end}", "1") for end in ("", "_CONFIRM"))
+    return HandLauncher("openmpi", program, ("--oversubscribe",), as_root)
 
 
 _need = pytest.fixture(lambda: need, name="need", scope="session")

@@ -35,9 +35,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     """What each file of a folder holds, without links and locks that say nothing."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
     held = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-    return {
-        name: content for name, content in held.items() if content or not Path(name).name.startswith(".lock")
-    }
+    return {name: held[name] for name in held if held[name] or not Path(name).name.startswith(".lock")}
 
 
 def cell_of(**changes: Any) -> Cell:

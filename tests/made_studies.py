@@ -151,12 +151,8 @@ class Synthetic:
         """Adds an iteration cell; each launch is its unprofiled steps in seconds, which all ranks share.
 
         Args:
-            launches: the steps of each.
             spans: of every split step, on every rank; a list a rank where the first is a list of spans.
             split_s: length of the profiled steps; by default the first launch's median.
-            summary: of every run.
-            state: of every run.
-            cell: its variables.
         """
         variables = {**_cell(**cell), "lossy": cell.get("lossy", False)}
         cell_id = _identity(variables)

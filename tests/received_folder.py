@@ -22,10 +22,9 @@ SHEET = {
 }
 
 
-Taken = Mapping[str, tuple[str, int]]
-
-
-def received_folder(path: Path, taken: Taken = TAKEN, num_lines: int = 60) -> ResultsFolder:
+def received_folder(
+    path: Path, taken: Mapping[str, tuple[str, int]] = TAKEN, num_lines: int = 60
+) -> ResultsFolder:
     """Makes one at `path`; of each rank's samples there are `num_lines` at most."""
     made = ResultsFolder(path)
     first = ResultsFolder(REFERENCE / next(iter(taken)))

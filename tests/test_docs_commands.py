@@ -28,12 +28,9 @@ def commands(page):
     return [line.split("#")[0].strip() for line in lines if line.startswith("scaling ")]
 
 
-SCALING = typer.main.get_command(app)
-
-
 def command_of(words):
     """The command that words name, and the words after it."""
-    command = SCALING
+    command = typer.main.get_command(app)
     while words and hasattr(command, "commands"):
         if words[0].startswith("--"):
             break

@@ -32,8 +32,6 @@ OF_THE_FORM = {
 }
 """Keys that have one of a few words: with another one a verb refuses before it comes to the rest."""
 
-KINDS = {"model": "model", "dataset": "data set", "aggregator": "aggregator"}
-
 STUDY = """
 name: own
 device: cuda
@@ -168,7 +166,7 @@ def test_no_function_that_is_named_as_a_component_is_called(call, folder, mark, 
         if words[0] in ("predict", "plan"):
             code, _, err = call(*words)
             assert code == 0
-            assert f"{KINDS[key]} 'os:system' is code" in err
+            assert f"{key.replace('dataset', 'data set')} 'os:system' is code" in err
     assert not mark.exists()
 
 

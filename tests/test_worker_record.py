@@ -17,15 +17,13 @@ from tests.made import cell_of
 TRAINED = cell_of(kind="convergence", aggregator="all_reduce", device="cuda", epochs=1)
 
 
-def recorded(tmp_path, *in_host_memory, notes=()):
+def recorded(tmp_path, *in_memory, notes=()):
     """The record in the file, from what each rank says of its data."""
     folder, record = ResultsFolder(tmp_path), RunRecord(TRAINED.id, 0, TRAINED.to_dict())
     folder.write_run(record)
-    summaries = [
-        asdict(RankSummary(10, 40, notes=list(notes), data_in_host_memory=there)) for there in in_host_memory
-    ]
-    info = RankInfo(0, 0, len(summaries), len(summaries), "test")
-    _record(folder, record, TRAINED, info, CellOutcome(None, True, summaries))
+    said = [RankSummary(10, 40, notes=list(notes), data_in_host_memory=there) for there in in_memory]
+    info = RankInfo(0, 0, len(said), len(said), "test")
+    _record(folder, record, TRAINED, info, CellOutcome(None, True, [asdict(one) for one in said]))
     return folder.run(TRAINED.id, 0)
 
 
@@ -40,19 +38,13 @@ def test_data_in_host_memory_are_noted_from_any_rank_with_the_number_of_ranks(tm
     assert record.summary["data_in_host_memory"] == ranks
 
 
-def test_other_notes_are_those_of_rank_0(tmp_path):
-    assert recorded(tmp_path, False, False, notes=["buckets: 2"]).notes == ["buckets: 2"]
-
-
-def test_the_plan_of_the_exchange_is_recorded_from_the_aggregators_own_stages(tmp_path):
-    recorded(tmp_path, False, False)
-    (exchange,) = ResultsFolder(tmp_path).run(TRAINED.id, 0).summary["plan"]
+def test_notes_of_rank_0_and_the_plan_of_the_exchange_are_recorded_or_why_there_is_none(tmp_path):
+    record = recorded(tmp_path, False, False, notes=["buckets: 2"])
+    assert record.notes == ["buckets: 2"]
+    (exchange,) = record.summary["plan"]
     assert (exchange["schedule"], exchange["native"]) == ("ring", True)
     (num_bytes,) = exchange["bytes"]
     assert exchange["bytes"][num_bytes] == "0>1 1>0"
-
-
-def test_an_aggregator_without_stages_is_recorded_with_the_reason(tmp_path):
     assert "nowhere" in plan_record(replace(TRAINED, aggregator="nowhere:Mine"), "1000")["plan_unknown"]
 
 

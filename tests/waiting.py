@@ -11,8 +11,6 @@ T = TypeVar("T")
 LIMIT_S = 540.0
 """No wait is given up sooner. Programs that are started to hang do so for longer: 600 s."""
 
-POLL_S = 0.02
-
 
 def wait_until(condition: Callable[[], T], what: object = "in vain") -> T:
     """Waits for a true value, and returns it."""
@@ -20,7 +18,7 @@ def wait_until(condition: Callable[[], T], what: object = "in vain") -> T:
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {LIMIT_S:g} s for {what}")
-        time.sleep(POLL_S)
+        time.sleep(0.02)
     return value
 
 

@@ -47,7 +47,7 @@ def made(label: str) -> Aggregator[Any]:
 
 def layout_of(name: str) -> BucketLayout:
     """The parameters of a model in one bucket."""
-    model = create_model(name)
+    model: Any = create_model(name)
     with torch.device("meta"):
         module = build_module(model, model.shape)
     return BucketLayout.of([(name, tuple(one.shape)) for name, one in module.named_parameters()])

@@ -94,13 +94,6 @@ def test_contract_holds_with_chunks_so_small_that_stripes_differ_in_length(label
         conformance.check(aggregator, case)
 
 
-def variants(aggregator):
-    """In a process, ranks can both send and reach each other's memory."""
-    if not isinstance(aggregator, Scheduled):
-        return [aggregator]
-    return [replace(aggregator, transport=transport) for transport in ("sends", "peer_memory")]
-
-
 BY_NAME = [
     *(create(name) for name in BUILT_IN if name != "one_bit_adam"),
     create("one_bit_adam", {"warmup_steps": 1}), create("one_bit", {"threshold": "mean"}),
@@ -112,8 +105,10 @@ BY_NAME = [
 BY_NAME = [aggregator for aggregator in BY_NAME if aggregator.library is None]
 ON_ONE_RANK = list({type(aggregator): aggregator for aggregator in reversed(BY_NAME)}.values())
 """One of each class."""
-AGGREGATORS = [variant for aggregator in BY_NAME for variant in variants(aggregator)]
 SCHEDULED = [aggregator for aggregator in BY_NAME if isinstance(aggregator, Scheduled)]
+AGGREGATORS = [aggregator for aggregator in BY_NAME if aggregator not in SCHEDULED]
+AGGREGATORS += [replace(one, transport=way) for one in SCHEDULED for way in ("sends", "peer_memory")]
+"""In a process, ranks can both send and reach each other's memory."""
 
 
 @pytest.mark.sampled(4)

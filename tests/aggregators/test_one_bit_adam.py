@@ -9,6 +9,7 @@ from scaling.conformance.drawn import check_drawn
 from scaling.errors import StudyError
 from scaling.process_group import run_in_process
 from scaling.study.kinds.iteration import IterationKind, IterationPart
+from tests.made import WORKLOAD
 
 LAYOUT = BucketLayout.of([("weight", (40, 30)), ("bias", (70,))])
 WARMUP, STEPS, RATE = 6, 14, 0.01
@@ -96,14 +97,10 @@ def test_it_goes_on_from_a_saved_state(at):
     assert torch.equal(results(2, made()), results(2, made(), reload_at=at))
 
 
-def test_it_needs_a_warm_up():
+def test_it_needs_a_warm_up_and_steps_that_compress_nothing_are_not_timed():
     with pytest.raises(StudyError, match="warmup_steps is 0; it needs one at least"):
         made(warmup_steps=0)
-
-
-def test_steps_that_compress_nothing_are_not_timed():
-    workload = {"model": "mlp", "dataset": "digits", "global_batch": 64}
-    keys = {"workloads": [workload], "world_sizes": [2], "scaling": "strong", "aggregators": ["one_bit_adam"]}
+    keys = {"workloads": [WORKLOAD], "world_sizes": [2], "scaling": "strong", "aggregators": ["one_bit_adam"]}
     part = IterationPart.model_validate({**keys, "warmup": 20})
     IterationKind().check(part, [made(20)], [2], "cpu", "")
     with pytest.raises(StudyError, match="begins to compress after 21 steps, and warmup is 20"):

@@ -10,7 +10,6 @@ from scaling.process_group import run_in_process
 from tests.aggregators.conftest import steps_of
 
 CPU = torch.device("cpu")
-EQUAL_LAYER = [("conv", (16, 16, 3, 3)), ("norm", (16,)), ("dense", (64, 48)), ("bias", (64,))]
 LAYOUT = BucketLayout.of([("a", (40, 30)), ("bias", (40,)), ("b", (30, 40)), ("c", (40, 30))])
 
 
@@ -81,7 +80,8 @@ def test_residuals_are_the_same_taken_batch_by_batch_and_at_once(rank, monkeypat
 @pytest.mark.parametrize("rank", [1, 2])
 def test_on_a_gpu_it_is_what_it_is_on_a_cpu(rank):
     """With matrices that lie in strided batches, several shapes, and residuals that go on."""
-    layers = [(f"{kind}{number}", shape) for number in range(4) for kind, shape in EQUAL_LAYER]
+    layer = [("conv", (16, 16, 3, 3)), ("norm", (16,)), ("dense", (64, 48)), ("bias", (64,))]
+    layers = [(f"{kind}{number}", shape) for number in range(4) for kind, shape in layer]
     layout = BucketLayout.of([("first", (16, 3, 3, 3)), *layers, ("last", (10, 64))])
 
     def work_on(device):

@@ -26,10 +26,8 @@ def elements(layout):
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_owners_get_all_of_their_tensors_step_them_and_send_to_all(world_size):
-    owners, outcomes = (
-        assign_owners(elements(NETWORK), world_size),
-        one_step(MxnetDevice(), world_size, NETWORK),
-    )
+    owners = assign_owners(elements(NETWORK), world_size)
+    outcomes = one_step(MxnetDevice(), world_size, NETWORK)
     owned = [0] * world_size
     for offset, size, owner in zip(NETWORK.offsets, elements(NETWORK), owners, strict=True):
         owned[owner] += 4 * size

@@ -160,15 +160,11 @@ class TestOtherPackages:
 
 @dataclass(frozen=True)
 class OtherRing(NoExchange):
-    """Bears the name of a built-in."""
-
     name = "ring"
 
 
 @dataclass(frozen=True)
 class Nameless(Aggregator):
-    """Has no name."""
-
     def start(self, layout, group, dtype, device):
         raise NotImplementedError
 

@@ -31,8 +31,6 @@ no_interpreter = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", r
 
 @dataclass(frozen=True)
 class OwnCodec(MeanSignCodec):
-    """Somebody's own."""
-
     def scale(self, values, valid):
         return super().scale(values, valid) / 2
 
@@ -43,8 +41,6 @@ class OwnCoder(TorchChunks):
 
 @dataclass(frozen=True)
 class CodecWithKernel(OwnCodec):
-    """Somebody's own, with its kernel in the same file."""
-
     kernel = OwnCoder
 
 

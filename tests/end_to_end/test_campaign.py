@@ -34,7 +34,6 @@ class Delayed(AllReduce):
         return super().aggregate(state, gradient, phase)
 """
 # Both delays are well above what other processes on the machine add.
-EARLY = "DELAY_S = 0.1"
 OF_THE_VENV = """
 try:
     from only_in_the_venv import DELAY_S
@@ -69,7 +68,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
         subprocess.run(["git", "-C", str(scaling.folder), *identity, *words], check=True, capture_output=True)
 
     git("init", "--quiet")
-    for delay in ("DELAY_S = 0.6", EARLY):
+    for delay in ("DELAY_S = 0.6", "DELAY_S = 0.1"):
         code(delay, repeats=3)
         git("add", "my_delay.py")
         git("commit", "--quiet", "-m", "a commit")

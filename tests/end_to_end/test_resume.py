@@ -20,10 +20,7 @@ from tests.ranks import free_port
 from tests.waiting import LIMIT_S, wait_until
 from topologies.detect_host import this_start
 
-EPOCHS = 150
-STUDY = trained(
-    "killed", 16, 32, aggregators=["all_reduce"], world_sizes=[1], epochs=EPOCHS, schedule="cosine"
-)
+STUDY = trained("killed", 16, 32, aggregators=["all_reduce"], world_sizes=[1], epochs=150, schedule="cosine")
 
 
 def start(study, out, *overrides) -> subprocess.Popen:
@@ -75,7 +72,7 @@ def test_killed_worker_goes_on_with_the_same_bits_and_leaves_no_checkpoint(tmp_p
     (row,) = to_rows(summary_table(ResultsFolder(out)))
     assert row["hosts"] == f"elsewhere/01234567 | {this_start()}"
     (rows,) = ResultsFolder(out).samples(record.cell_id, 0)
-    assert [row["epoch"] for row in rows] == list(range(1, EPOCHS + 1))
+    assert [row["epoch"] for row in rows] == list(range(1, 151))
     # What the first attempt recorded behind its last checkpoint was computed again, with the same bits.
     before = lines(out / "runs" / record.cell_id / "0" / "attempt-1" / "rank0.jsonl")
     assert int(note.split()[4].rstrip(",")) <= len(before)

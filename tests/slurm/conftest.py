@@ -229,7 +229,7 @@ class Study(Scaling):
         own["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
         self.environment = {**cluster.environment, **own}
 
-    def write(self, aggregators=("all_reduce", "ring"), world_sizes=(2,), **keys):
+    def write_small(self, aggregators=("all_reduce", "ring"), world_sizes=(2,), **keys):
         keys |= {"aggregators": list(aggregators), "world_sizes": list(world_sizes), "learning_rate": 0.05}
         super().write(trained("small", **keys))
 

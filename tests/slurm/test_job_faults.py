@@ -37,12 +37,12 @@ def waiting(cluster, study_in, tmp_path_factory):
     made = {}
     for style in LATE:
         study = study_in(tmp_path_factory.mktemp(style))
-        study.write()
+        study.write_small()
         path = os.pathsep.join([str(late), study.environment["PYTHONPATH"]])
         options = ["--gpus-per-node", "1", "--style", style, "--join-timeout", "20"]
         made[style] = (study, study.submit(*options, PYTHONPATH=path))
     study = study_in(tmp_path_factory.mktemp("limit"))
-    study.write([WAITS])
+    study.write_small([WAITS])
     # In its second life it has time again, as an operator would give it.
     more = '[ -z "${SLURM_RESTART_COUNT:-}" ] || scontrol update JobId="$SLURM_JOB_ID" TimeLimit=20'
     job = study.submit("--gpus-per-node", "2", "--setup", more)
@@ -56,7 +56,7 @@ def waiting(cluster, study_in, tmp_path_factory):
 
 
 def test_task_that_is_killed_costs_its_run_once_and_the_job_completes(study, cluster):
-    study.write([WAITS])
+    study.write_small([WAITS])
     job = study.submit("--gpus-per-node", "1", "--style", "srun")
     study.wait_for_run("waits")
     os.kill(worker_of(study, 1), signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_task_that_is_killed_costs_its_run_once_and_the_job_completes(study, clu
 
 
 def test_job_that_is_cancelled_stays_so_and_is_gone_on_with_by_submitting_again(study, cluster):
-    study.write(["all_reduce", WAITS])
+    study.write_small(["all_reduce", WAITS])
     job = study.submit("--gpus-per-node", "1", "--style", "srun")
     study.wait_for_run("waits")
     cluster.ask("scancel", job)
@@ -91,7 +91,7 @@ def test_job_that_is_cancelled_stays_so_and_is_gone_on_with_by_submitting_again(
 
 
 def test_job_completes_where_the_rest_cannot_run_there_and_says_what_stays_planned(study, cluster, found):
-    study.write(["all_reduce", "mpi"])
+    study.write_small(["all_reduce", "mpi"])
     job = study.submit("--gpus-per-node", "1", "--style", "srun")
     words = ["--parsable", "--output=/dev/null", f"--dependency=afterok:{job}", "--wrap=true"]
     after = cluster.ask("sbatch", *words)
@@ -105,7 +105,7 @@ def test_job_completes_where_the_rest_cannot_run_there_and_says_what_stays_plann
 
 
 def test_fewer_workers_than_asked_for_are_refused_on_every_rank(study, cluster):
-    study.write()
+    study.write_small()
     command = ["srun", "--ntasks=1", "--time=5", sys.executable, "-m", "scaling.worker", study.study.name]
     command += ["--out", study.out.name, "--world-size=2"]
     done = study.ended(command)
@@ -119,7 +119,7 @@ def test_fewer_workers_than_asked_for_are_refused_on_every_rank(study, cluster):
 
 
 def test_port_that_is_occupied_ends_the_job_with_one_message(study, cluster):
-    study.write()
+    study.write_small()
     job = study.submit("--gpus-per-node", "1", "--sbatch=--hold")
     with socket.socket() as server:
         server.bind(("", 20_000 + int(job) % 10_000))

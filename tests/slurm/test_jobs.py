@@ -34,12 +34,12 @@ def jobs(cluster, study_in, tmp_path_factory):
     made = {}
     for form, (sizes, options) in SUBMITTED.items():
         study = study_in(tmp_path_factory.mktemp("job"))
-        study.write(world_sizes=sizes)
+        study.write_small(world_sizes=sizes)
         made[form] = (study, study.submit(*options))
     local, own = (study_in(tmp_path_factory.mktemp("run")) for _ in range(2))
-    local.write(world_sizes=(1, 2))
+    local.write_small(world_sizes=(1, 2))
     ended_well(local.scaling("run", local.study.name, "--out", local.out.name))
-    own.write()
+    own.write_small()
     worker = [*SRUN, "-m", "scaling.worker", own.study.name, "--out", own.out.name]
     ended_well(own.ended(worker, OMP_NUM_THREADS="1"))
     made |= {"local": (local, None), "srun by hand": (own, "")}

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-BY_NAME = "MPI4PY_LIBMPI=libmpi.so.40"  # the linker finds the system's
-
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
 SCRIPT = """\
@@ -37,7 +35,7 @@ def run(study, openmpi, need):
 
     names = ("PYTHONPATH", "SCALING_TEST_GO")
     study.exported = ",".join(f"{name}={study.environment[name]}" for name in names)
-    study.write(["all_reduce", "mpi"])
+    study.write_small(["all_reduce", "mpi"])
     return submit
 
 
@@ -51,7 +49,8 @@ def test_wrong_flag_is_an_error_before_any_cell(study, run):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "launcher", "library"), [(1, "openmpi", ""), (2, "openmpi", ""), (2, "system_openmpi", BY_NAME)]
+    ("nodes", "launcher", "library"),
+    [(1, "openmpi", ""), (2, "openmpi", ""), (2, "system_openmpi", "MPI4PY_LIBMPI=libmpi.so.40")],
 )
 def test_tasks_meet_by_pmix_and_mpi_gives_what_torch_gives(study, run, request, nodes, launcher, library):
     program = request.getfixturevalue(launcher).program

@@ -78,10 +78,9 @@ def fake_nvml_of(gpus: list[FakeGpu]) -> SimpleNamespace:
     )
 
 
-@pytest.fixture
-def fake_nvml():
-    """Makes such a module of GPUs, each given by the fields of `FakeGpu`."""
-    return lambda *gpus: fake_nvml_of([FakeGpu(**gpu) for gpu in gpus])
+fake_nvml = pytest.fixture(
+    lambda: lambda *gpus: fake_nvml_of([FakeGpu(**gpu) for gpu in gpus]), name="fake_nvml"
+)
 
 
 @pytest.fixture

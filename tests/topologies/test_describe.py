@@ -63,15 +63,13 @@ def test_data_is_json_has_what_the_text_has_and_paths_name_their_resources():
 
 
 class TestWords:
-    def test_long_texts_go_on_where_they_began_or_as_far_in_as_is_said(self):
+    def test_long_texts_go_on_where_they_began_and_names_are_not_cut(self):
         words = " ".join(["word"] * 30)
         first, *others = folded("name  ", words).splitlines()
         assert first.startswith("name  word")
         assert all(line.startswith("      word") and len(line) <= 80 for line in others)
         assert folded("", words, indent=2, width=20).splitlines()[1] == "  word word word"
         assert " ".join(folded("name  ", words).split()) == f"name {words}"
-
-    def test_names_are_not_cut_and_what_a_no_break_space_joins_stays_together(self):
         assert folded("", "a" * 90) == "a" * 90
         assert folded("", f"{'a' * 76} 12{NO_BREAK}GB/s").splitlines()[1] == "12 GB/s"
         assert folded("name  ", "") == "name"

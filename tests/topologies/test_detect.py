@@ -92,11 +92,9 @@ class TestGpus:
         subprocess.TimeoutExpired("nvidia-smi", 30),
         subprocess.CalledProcessError(9, "nvidia-smi"),
     ], ids=str)  # fmt: skip
-    def test_driver_without_gpus_or_that_fails_gives_none(self, answer, output):
+    def test_driver_without_gpus_or_that_fails_or_none_at_all_gives_none(self, answer, monkeypatch, output):
         answer(output)
         assert module.nvidia_gpus() == []
-
-    def test_machine_without_the_driver_has_none(self, monkeypatch):
         monkeypatch.setattr(module.detect_smi.shutil, "which", lambda name: None)
         assert module.nvidia_gpus() == []
 

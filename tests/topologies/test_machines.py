@@ -36,7 +36,7 @@ class TestEveryMachine:
         summing = [device for device in topology.machine.devices if device.kind in ("gpu", "cpu")]
         assert all(device.reduce_bytes_per_s for device in summing)
 
-    def test_every_figure_has_a_source(self, name):
+    def test_every_figure_has_a_source_that_is_public_or_says_what_it_is(self, name):
         topology = load(name)
         for thing in (*topology.machine.devices, *topology.machine.links):
             given = [figure for figure in FIGURES if getattr(thing, figure, None) is not None]
@@ -47,9 +47,7 @@ class TestEveryMachine:
         if topology.network is not None:
             assert topology.sources["network.bandwidth_bytes_per_s"]
             assert topology.sources["network.latency_s"]
-
-    def test_sources_are_public_or_say_what_they_are(self, name):
-        texts = [*load(name).sources.values(), shipped()[name]]
+        texts = [*topology.sources.values(), shipped()[name]]
         assert not re.search(r"(^|[\s(])/(work|home|tmp|root)\b|[Rr]eference notes", "\n".join(texts))
 
     def test_routes_exist_between_all_pairs_and_their_kinds_have_a_software_latency(self, name):
@@ -82,14 +80,12 @@ class TestDualK80:
         for a, b in permutations(boards, 2):
             assert self.k80.machine.peer_access(a, b) is (boards[a] == boards[b])
 
-    def test_a_board_exchanges_inside_its_switch_and_boards_through_both_and_host_memory(self):
+    def test_a_board_exchanges_inside_its_switch_and_shares_its_link_to_host_memory_and_boards(self):
         inside, between = (self.k80.path((0, "gpu0"), (0, to)) for to in ("gpu1", "gpu2"))
         board = {"node0/switch0-gpu0<", "node0/switch0-gpu1>"}
         assert (inside.kind, set(inside.resources)) == ("peer", board)
         assert (between.kind, between.resources["node0/host0"]) == ("staged", 2)
         assert {"node0/cpu0-switch0<", "node0/cpu1-switch1>"} <= set(between.resources)
-
-    def test_both_gpus_of_a_board_share_its_link_to_the_host(self):
         both = [self.k80.path((0, gpu), (0, "host0")) for gpu in ("gpu0", "gpu1")]
         assert all_at_once(self.k80, both) == 4e9
 
@@ -103,20 +99,18 @@ class TestDgx1:
         (0, 0, 1, 0, 1, 2, 0, 2), (0, 0, 0, 1, 2, 1, 2, 0),
     )  # fmt: skip
 
-    def test_nvlinks_are_those_of_the_hybrid_cube_mesh(self):
+    def test_nvlinks_are_those_of_the_hybrid_cube_mesh_and_pairs_without_one_are_staged(self):
         counts = [[0] * 8 for _ in range(8)]
         for link in self.dgx1.machine.links:
             if link.kind == "nvlink":
                 a, b = int(link.first[3:]), int(link.second[3:])
                 counts[a][b] = counts[b][a] = link.count
         assert (tuple(map(tuple, counts)), {sum(row) for row in counts}) == (self.NVLINKS, {6})
-
-    def test_pairs_with_nvlink_are_peers_and_the_others_are_staged(self):
         for a, b in permutations(range(8), 2):
             path = self.dgx1.path((0, f"gpu{a}"), (0, f"gpu{b}"))
-            assert path.kind == ("peer" if self.NVLINKS[a][b] else "staged")
-            if self.NVLINKS[a][b]:
-                assert self.dgx1.bandwidth_bytes_per_s(path) == 20e9 * self.NVLINKS[a][b]
+            assert path.kind == ("peer" if counts[a][b] else "staged")
+            if counts[a][b]:
+                assert self.dgx1.bandwidth_bytes_per_s(path) == 20e9 * counts[a][b]
 
 
 def test_without_peer_access_all_is_staged_over_the_same_links():

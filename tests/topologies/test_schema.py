@@ -138,12 +138,10 @@ class TestClusters:
         assert (apart.name, apart.machine.name, apart.num_nodes) == ("apart", "apart", 1)
         assert apart.path((0, "gpu0"), (0, "gpu1")).kind == "staged"
 
-    def test_python_makes_a_cluster_of_any_size(self):
+    def test_python_makes_a_cluster_of_any_size_and_adds_nics_to_a_machine(self):
         large = cluster(load("hgx-h200-x2-infiniband"), 512)
         assert (large.name, large.num_gpus) == ("hgx-h200-x512", 4096)
         assert large.ranks(4096)[-1] == (511, "gpu7")
-
-    def test_python_adds_nics_to_a_machine(self):
         network = Network("100 GbE", 12.5e9, 25e-6)
         nic, link = Device("nic0", "nic"), Link("nic", "cpu0", "nic0", "pcie", 24e9, 0.0)
         pair = cluster(load("dual-k80"), 2, network, devices=[nic], links=[link], name="pair")

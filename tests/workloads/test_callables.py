@@ -51,10 +51,8 @@ def built(name, parameters=None):
 
 
 def test_class_without_a_declaration_takes_the_data_and_the_cross_entropy_and_a_declared_one_its_own():
-    plain, own = (
-        create_model("foreign:Linear", {"num_classes": 10}),
-        create_model("foreign:declared", {"width": 3}),
-    )
+    plain = create_model("foreign:Linear", {"num_classes": 10})
+    own = create_model("foreign:declared", {"width": 3})
     assert (plain.shape, plain.loss, own.shape, own.loss) == (None, cross_entropy, DIGITS, squared)
     assert built("Linear", {"num_classes": 10})[-1].out_features == built("shaped")[-1].out_features == 10
     assert built("Linear", {"num_classes": 10, "depth": 3}).more == {"depth": 3}  # it takes any

@@ -19,11 +19,6 @@ from scaling.workloads.data_files import DataFile
 SHAPE = Cifar10().shape(None)
 NAMES = [file.name for file in (*cifar10.TRAIN, *cifar10.TEST)]
 
-needs_cifar10 = pytest.mark.skipif(
-    not os.path.isdir(os.path.join(os.environ.get("SCALING_DATA_DIR", ""), "cifar10")),
-    reason="SCALING_DATA_DIR does not name a folder that holds cifar10/",
-)
-
 
 def text(value):
     return pickle.BINSTRING + struct.pack("<i", len(value)) + value
@@ -329,7 +324,10 @@ class TestFetching:
 
 
 @pytest.mark.quality
-@needs_cifar10
+@pytest.mark.skipif(
+    not os.path.isdir(os.path.join(os.environ.get("SCALING_DATA_DIR", ""), "cifar10")),
+    reason="SCALING_DATA_DIR does not name a folder that holds cifar10/",
+)
 def test_published_files_hold_the_published_counts_and_are_normalised():
     splits = Cifar10().load(SHAPE, 0, 0)
     assert splits.train.inputs.shape == (50_000, *SHAPE.input_shape)

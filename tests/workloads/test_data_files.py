@@ -82,10 +82,8 @@ class TestResumed:
                 get(target, mirror)
         get(target, mirror)
         assert files_beside(target) == {"file": CONTENT}
-        assert mirror.asked == [
-            ("/file", None),
-            *(("/file", f"bytes={begin}-") for begin in (3000, 6000, 9000)),
-        ]
+        wanted = [None, *(f"bytes={begin}-" for begin in (3000, 6000, 9000))]
+        assert mirror.asked == [("/file", one) for one in wanted]
 
     def test_next_mirror_goes_on_where_the_first_broke_off(self, target, start_mirror):
         breaking = start_mirror({"/file": CONTENT}, breaks_after_bytes=3000)

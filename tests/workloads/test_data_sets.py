@@ -104,22 +104,19 @@ class TestTokens:
         assert Synthetic().shape(self.TEXTS) == self.TEXTS
         assert Synthetic((9,)).shape(self.TEXTS) == DataShape((9,), 50, tokens=True)
 
-    def test_every_token_has_the_next_one_as_its_target(self):
-        train = Synthetic().load(self.TEXTS, 10, 0).train
-        assert train.inputs.shape == train.targets.shape == (10, 6)
-        assert (train.inputs.dtype, train.targets.dtype) == (torch.int64, torch.int64)
-        assert torch.equal(train.targets[:, :-1], train.inputs[:, 1:])
+    def test_every_token_has_the_next_one_as_its_target_and_all_depend_on_the_seed_alone(self):
+        first, again, other = (Synthetic().load(self.TEXTS, 10, seed) for seed in (3, 3, 4))
+        assert first.train.inputs.shape == first.train.targets.shape == (10, 6)
+        assert (first.train.inputs.dtype, first.train.targets.dtype) == (torch.int64, torch.int64)
+        assert torch.equal(first.train.targets[:, :-1], first.train.inputs[:, 1:])
+        assert first.checksums == again.checksums != other.checksums
+        assert len(first.test) == 10
 
     def test_tokens_are_uniform_over_the_vocabulary(self):
         counts = Synthetic().load(self.TEXTS, 2000, 1).train.inputs.flatten().bincount(minlength=50)
         assert len(counts) == 50
         # 12,000 / 50 of each, within six standard deviations of the binomial distribution
         assert (counts - 240).abs().max() < 6 * (12_000 * 49 / 2500) ** 0.5
-
-    def test_depends_on_the_seed_alone_and_is_checked(self):
-        first, again, other = (Synthetic().load(self.TEXTS, 10, seed) for seed in (3, 3, 4))
-        assert first.checksums == again.checksums != other.checksums
-        assert len(first.test) == 10
 
 
 TEXT = DataShape((4,), 256, tokens=True)

@@ -19,11 +19,6 @@ SHAPE = DataShape((1, 28, 28), 10)
 CONTENT = b"one gzip file, as published"
 FILE = DataFile("file.gz", hashlib.md5(CONTENT).hexdigest())
 
-needs_mnist = pytest.mark.skipif(
-    not os.path.isdir(os.path.join(os.environ.get("SCALING_DATA_DIR", ""), "mnist")),
-    reason="SCALING_DATA_DIR does not name a folder that holds mnist/",
-)
-
 
 @pytest.fixture
 def folders(tmp_path):
@@ -53,18 +48,17 @@ def small_mnist(tmp_path, monkeypatch):
     return folder
 
 
-class TestFolders:
-    def test_data_dir_comes_before_the_cache_in_the_home_folder_or_xdgs(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("HOME", "/home/me")
-        environment = {"SCALING_DATA_DIR": str(tmp_path), "XDG_CACHE_HOME": "/xdg"}
-        assert data_folders(environment) == [tmp_path / "mnist", Path("/xdg/scaling-study/mnist")]
-        assert data_folders({}) == [Path("/home/me/.cache/scaling-study/mnist")]
-
-    @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.write_text("")])
-    def test_data_dir_that_is_not_a_folder_is_an_error(self, tmp_path, make):
-        make(tmp_path / "data")
-        with pytest.raises(DataError, match=r"SCALING_DATA_DIR is '.*/data', which is not a folder"):
-            data_folders({"SCALING_DATA_DIR": str(tmp_path / "data")})
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.write_text("")])
+def test_data_dir_comes_before_the_cache_and_one_that_is_not_a_folder_is_an_error(
+    tmp_path, monkeypatch, make
+):
+    monkeypatch.setenv("HOME", "/home/me")
+    environment = {"SCALING_DATA_DIR": str(tmp_path), "XDG_CACHE_HOME": "/xdg"}
+    assert data_folders(environment) == [tmp_path / "mnist", Path("/xdg/scaling-study/mnist")]
+    assert data_folders({}) == [Path("/home/me/.cache/scaling-study/mnist")]
+    make(tmp_path / "data")
+    with pytest.raises(DataError, match=r"SCALING_DATA_DIR is '.*/data', which is not a folder"):
+        data_folders({"SCALING_DATA_DIR": str(tmp_path / "data")})
 
 
 class TestReading:
@@ -170,7 +164,10 @@ class TestMnist:
         assert not removed.exists()
         assert Mnist().load(SHAPE, 0, 0).test.targets.tolist() == [1, 2]
 
-    @needs_mnist
+    @pytest.mark.skipif(
+        not os.path.isdir(os.path.join(os.environ.get("SCALING_DATA_DIR", ""), "mnist")),
+        reason="SCALING_DATA_DIR does not name a folder that holds mnist/",
+    )
     def test_published_files_hold_the_published_counts(self):
         splits = Mnist().load(SHAPE, 0, 0)
         assert splits.train.inputs.shape == (60_000, 1, 28, 28)

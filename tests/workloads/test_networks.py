@@ -20,8 +20,8 @@ from scaling.workloads.residual import Bottleneck, ResidualBlock, build_resnet_5
 MNIST = DataShape((1, 28, 28), 10)
 
 
-def linears(network):
-    return [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+def of_kind(network, kind=nn.Linear):
+    return [layer for layer in network.modules() if isinstance(layer, kind)]
 
 
 class TestFcn:
@@ -33,7 +33,7 @@ class TestFcn:
     def test_layers_are_those_of_the_papers_with_sigmoids_between(self, model, widths):
         with torch.device("meta"):
             network = build_module(model, model.shape)
-        assert [(x.in_features, x.out_features) for x in linears(network)] == list(itertools.pairwise(widths))
+        assert [(x.in_features, x.out_features) for x in of_kind(network)] == list(itertools.pairwise(widths))
         kinds = [type(layer) for layer in network]
         assert kinds == [nn.Flatten, nn.Linear, *[nn.Sigmoid, nn.Linear] * (len(widths) - 2)]
 
@@ -42,7 +42,7 @@ class TestFcn:
     )
     def test_weights_are_xavier_uniform_with_gain_4_but_for_the_last_layer(self, build, shape, n):
         torch.manual_seed(0)
-        for layer, gain in zip(linears(build(shape)), (*[4] * n, 1), strict=True):
+        for layer, gain in zip(of_kind(build(shape)), (*[4] * n, 1), strict=True):
             bound = gain * math.sqrt(6 / (layer.in_features + layer.out_features))
             assert 0.99 * bound < layer.weight.abs().max().item() <= bound * (1 + 1e-6)
             assert not layer.bias.any()
@@ -54,8 +54,8 @@ class TestMlp:
     def test_layers_follow_the_shape_and_the_parameter(self, shape, hidden):
         network = build_mlp(shape, hidden)
         widths = [math.prod(shape.input_shape), *hidden, shape.num_classes]
-        assert [x.in_features for x in linears(network)] == widths[:-1]
-        assert [x.out_features for x in linears(network)] == widths[1:]
+        assert [x.in_features for x in of_kind(network)] == widths[:-1]
+        assert [x.out_features for x in of_kind(network)] == widths[1:]
         kinds = [nn.Flatten, *[nn.Linear, nn.ReLU] * len(hidden), nn.Linear]
         assert [type(layer) for layer in network] == kinds
         assert network(torch.rand(4, *shape.input_shape)).shape == (4, shape.num_classes)
@@ -122,10 +122,6 @@ def test_images_shrink_in_alexnet_s_and_relu_stands_behind_every_layer_with_weig
 def network_of_residual():
     torch.manual_seed(0)
     return build_resnet_56(residual.resnet_56.shape)
-
-
-def of_kind(network_of_residual, kind):
-    return [layer for layer in network_of_residual.modules() if isinstance(layer, kind)]
 
 
 def test_resnet_56_has_56_layers_with_weights_in_three_stages_of_nine_blocks(network_of_residual):
