@@ -49,12 +49,7 @@ from scaling.report.figures.draw import Formats, draw_figures
 from scaling.report.figures.maps import link_remarks
 from scaling.report.html import render_markdown, render_page
 from scaling.report.lossy_tables import fidelity_tables, noise_table, seed_noise_tables, sheet_tables
-from scaling.report.predictions import (
-    predicted_csv,
-    prediction_findings,
-    prediction_tables,
-    read_predictions,
-)
+from scaling.report.predictions import predicted_csv, prediction_findings, prediction_tables, read_predictions
 from scaling.report.status import lost_text, without_record
 from scaling.report.text import Sentence, sentences_of, text_of, title_of, with_texts
 from scaling.report.transfer_tables import answer_table, page_tables

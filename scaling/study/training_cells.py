@@ -20,13 +20,7 @@ from scaling.study.places import (
     world_sizes_on,
 )
 from scaling.study.step_rules import check_accumulation, check_step_keys, check_workload
-from scaling.study.variants import (
-    check_optimizer_keys,
-    optimizer_fields,
-    optimizers_of,
-    precisions,
-    variants,
-)
+from scaling.study.variants import check_optimizer_keys, optimizer_fields, optimizers_of, precisions, variants
 from scaling.study.workloads import ChosenWorkload, choose
 from scaling.training.outer_updates import WITHOUT_MOMENTUM, outer_fields
 from scaling.training.replica import require_dtypes
