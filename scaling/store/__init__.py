@@ -21,19 +21,15 @@ compressed where they are (`rank<r>.jsonl.gz`) are read as well.
 
 from scaling.store.code_changes import CODE_CHANGES, CodeChange, changes_since
 from scaling.store.folder import ResultsFolder, Snapshot
-from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, State, now
-from scaling.store.run_samples import CheckpointFiles
+from scaling.store.records import SCHEMA_VERSION, RunRecord, now
 
 __all__ = [
     "CODE_CHANGES",
-    "MAX_DEATHS",
     "SCHEMA_VERSION",
-    "CheckpointFiles",
     "CodeChange",
     "ResultsFolder",
     "RunRecord",
     "Snapshot",
-    "State",
     "changes_since",
     "now",
 ]

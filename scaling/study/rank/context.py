@@ -19,7 +19,7 @@ WriteSamples = Callable[[Iterable[Mapping[str, Any]]], None]
 
 
 class SavedCheckpoints(Protocol):
-    """Where this rank's checkpoints of one run are stored (`scaling.store.CheckpointFiles`)."""
+    """Where this rank's checkpoints of one run are stored (`scaling.store.run_samples.CheckpointFiles`)."""
 
     def read(self) -> list[tuple[Path, bytes | None]]:
         """The files that there are, at most two, with their contents; None where one cannot be read."""
