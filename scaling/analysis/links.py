@@ -89,11 +89,8 @@ class LinkUse:
 
 @dataclass(frozen=True)
 class CellLinks:
-    """A cell's links, in the order in which its exchange uses them.
-
-    `assumed`: the library that exchanges in its own way, and the schedule whose bytes stand for it; empty
-    where the schedule is what ran.
-    """
+    """A cell's links, in the order in which its exchange uses them. `assumed`: a library that exchanges in
+    its own way, and the schedule whose bytes stand for it; or empty."""
 
     cell_id: str
     aggregator: str

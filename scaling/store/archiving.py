@@ -113,9 +113,8 @@ def require_one_form(folder: Path) -> None:
 
 
 def write_archive(folder: Path) -> None:
-    """Writes both files and reads them back; only when they hold everything are the runs' own files removed.
-    Where a folder is archived already, its own files that are still there are compared and removed. Raises
-    StoreError: a file cannot be read or written, or the archive does not hold what it holds."""
+    """Writes both files and reads them back; only when they hold all of the runs' own files (some may be left
+    of before) are these removed. Raises StoreError: a file cannot be read or written."""
     files = list(plain_files(folder))
     for path in files:  # before anything is written
         inside(folder, path.relative_to(folder).as_posix())

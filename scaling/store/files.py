@@ -179,9 +179,8 @@ def part_of(folder: Path, name: str) -> Path:
 def read_document(
     path: Path, parse: Callable[[str], Any], model: type[BaseModel], mend: str
 ) -> dict[str, Any]:
-    """The mapping that a file holds, checked. `parse`: `scaling.files.documents.from_json` or `from_yaml`;
-    `model`: what may be in it; `mend`: what to do about one that is wrong. Raises StoreError: it cannot be
-    read, or holds something else."""
+    """The mapping that a file holds, read by `parse` and checked by `model`; `mend`: what to do about one
+    that is wrong. Raises StoreError: it cannot be read, or holds something else."""
     text = text_of(path, mend)
     try:
         value = parse(text)

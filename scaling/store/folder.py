@@ -276,12 +276,8 @@ class ResultsFolder:
         return folder
 
     def write_launch_times(self, times: Mapping[str, Any], number: int | None = None) -> Path:
-        """Writes where a launch's wall time went, in seconds; returns the path.
-
-        `times`: world_size, repeat, settings, start_up_s, total_s, and cells: a list of cell_id, setup_s,
-        warmup_s, unprofiled_s, profiled_s, training_s, other_s; `number`: that of the launch's log (None: the
-        next one that is free).
-        """
+        """Writes where a launch's seconds went (`LaunchTimesModel`); returns the path. `number`: that of the
+        launch's log (None: the next one that is free)."""
         if number is None:
             number = take_number(self.launches(), ".json")
         return write_checked(self._inside(f"launches/{number:03d}.json"), LaunchTimesModel, times)

@@ -56,9 +56,8 @@ MEND = "delete its run's folder, and `scaling run` measures it again"
 
 
 def checked(text: str, where: object, mend: str = MEND, *, numbered: bool = False) -> dict[str, Any]:
-    """What was written of a run; its id and repeat name files, so they are checked too. `mend`: what to do
-    about a damaged one; `numbered`: the text has several lines, which messages name. Raises StoreError: it is
-    damaged, of another version, a key is missing or unknown, or a value is not allowed."""
+    """What was written of a run; its id and repeat name files, so they are checked too. `numbered`: the text
+    has several lines, which messages name. Raises StoreError: it is damaged, or of another version."""
     try:
         values = from_json(text)
     except DocumentError as error:

@@ -33,33 +33,24 @@ class AvailableMachine:
 
 
 class AnyCell(Protocol):
-    """A cell of any kind.
-
-    Attributes:
-        kind: a name of `scaling.study.kinds.KINDS`.
-        world_size, threads: of its launch.
-        peer_access: whether GPUs may access each other's memory; None where there are none.
-        tf32: whether products may be rounded so; None where there are none.
-        workers_per_gpu: that share a GPU; None where none do.
-        id: identifies it: twelve hexadecimal digits, of all that decides its result.
-    """
+    """A cell of any kind."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str: ...  # a name of `scaling.study.kinds.KINDS`
     @property
-    def world_size(self) -> int: ...
+    def world_size(self) -> int: ...  # world_size, threads: of its launch
     @property
     def device(self) -> str: ...
     @property
     def threads(self) -> int: ...
     @property
-    def peer_access(self) -> bool | None: ...
+    def peer_access(self) -> bool | None: ...  # whether GPUs may access each other; None: there are none
     @property
-    def tf32(self) -> bool | None: ...
+    def tf32(self) -> bool | None: ...  # whether products may be rounded so; None: there are no GPUs
     @property
-    def workers_per_gpu(self) -> int | None: ...
+    def workers_per_gpu(self) -> int | None: ...  # that share a GPU; None where none do
     @property
-    def id(self) -> str: ...
+    def id(self) -> str: ...  # twelve hexadecimal digits, of all that decides its result
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON has them."""

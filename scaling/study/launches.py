@@ -172,8 +172,7 @@ class LaunchTimes:
 
 class CommandTimes:
     """Where the wall time of one `scaling run` went outside of its launches, from the start of its process.
-    `folder`: of the study, which is prepared; of a campaign, the one that holds those of its environments;
-    `sides`: of a campaign, the folders of its environments, where the launches are."""
+    `folder`: of the study, or of a campaign, of which `sides` are the folders with launches."""
 
     def __init__(self, folder: ResultsFolder, sides: Sequence[ResultsFolder] = ()) -> None:
         self._folder = folder

@@ -42,9 +42,8 @@ CPU_WORKERS = 4
 
 
 def sizes_of(part: AnyPart, num_gpus: int, num_cores: int = CPU_WORKERS) -> list[int]:
-    """The part's world sizes, with `auto` (1, 2, 4, ... and all GPUs) and `all` as numbers. `num_gpus`: of
-    all nodes; 0 on CPUs, where it is CPU_WORKERS processes; `num_cores`: of all nodes. `all` has no more
-    processes than that on CPUs."""
+    """The part's world sizes, with `auto` (1, 2, 4, ... and all GPUs) and `all` as numbers, of all nodes'
+    GPUs (0 on CPUs, where it is CPU_WORKERS processes) and cores, the most of `all` on CPUs."""
     if isinstance(part.world_sizes, list):
         return part.world_sizes
     most = num_gpus or CPU_WORKERS

@@ -47,9 +47,8 @@ class NotPredicted:
 
 
 def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
-    """What a cell's aggregation consists of. `cell`: its independent variables; `tensor_shapes`: of its
-    model, as its run recorded them ("": the model is built, without memory). Raises StudyError: its
-    aggregator cannot be predicted, or what it names is code that no study file of the user's own names."""
+    """What a cell's aggregation consists of. `tensor_shapes`: as its run recorded them ("": the model is
+    built, without memory). Raises StudyError: it cannot be predicted, or names foreign code."""
     world_size = int(cell["world_size"])
     if not tensor_shapes and "model_parameters" not in cell:
         raise StudyError(

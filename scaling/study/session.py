@@ -29,16 +29,8 @@ from topologies.schema import load
 
 
 class PreLaunchPrediction:
-    """What `run_study` calls before each launch.
-
-    It predicts timed cells of two ranks and more that nobody has predicted yet, on the machine file of the
-    folder (probed.yaml, else topology.yaml), if world size 1 was measured there. What goes wrong is said and
-    stops no run: a prediction is no part of the measurement.
-
-    Args:
-        folder: of the study.
-        say: takes what a person should read.
-    """
+    """What `run_study` calls before each launch: predicts its timed cells of two ranks and more on the
+    folder's machine file, if world size 1 was measured there. What goes wrong is said and stops no run."""
 
     def __init__(self, folder: ResultsFolder, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
@@ -122,9 +114,8 @@ def run_session(
     report: Callable[[ResultsFolder, Callable[[], None]], ReportT],
     retry_failed: bool = False,
 ) -> RunResult[ReportT]:
-    """Runs or resumes a study. `study`, `overrides`, `out`: as on the command line; `interrupted`: around the
-    launches, told the folder and whether all world sizes are run; `report`: of the folder; calls the second
-    argument before it writes the page."""
+    """Runs or resumes a study. `interrupted`: around the launches, told the folder and whether all world
+    sizes are run; `report`: of the folder; calls the second argument before it writes the page."""
     loaded = load_study(study, overrides)
     zygotes.begin_more(max(part.repeats for part in loaded.parts))  # import while this process resolves
     machine = this_machine(scope.launcher.num_nodes)

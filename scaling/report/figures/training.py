@@ -86,12 +86,7 @@ def training(data: FigureInput) -> Iterator[Drawn]:
 
 @dataclass(frozen=True)
 class TrainingLine:
-    """The trainings of one combination: medians over its seeds and repeats at every epoch.
-
-    NaN where one was not finite, or is not known. `ranges` has the smallest and largest values of train_loss
-    and test_accuracy where there are several trainings. `is_over` is False where none of them is.
-    `worker`: what one is called.
-    """
+    """The trainings of one combination: medians over its seeds and repeats at every epoch, or NaN."""
 
     aggregator: str
     world_size: int
@@ -101,9 +96,10 @@ class TrainingLine:
     test_accuracy: list[float]
     train_accuracy: list[float]
     train_j: list[float]
+    # of several, smallest and largest values of train_loss and test_accuracy
     ranges: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
-    is_over: bool = True
-    worker: str = "worker"
+    is_over: bool = True  # whether any of them is
+    worker: str = "worker"  # what one is called
 
 
 def training_lines(group: CellGroup, cells: Mapping[str, CellResult]) -> list[TrainingLine]:

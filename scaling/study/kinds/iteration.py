@@ -154,12 +154,10 @@ class IterationKind(TrainingKind[IterationPart]):
 
     def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:
         """Also how the measurement went."""
+        how = ("warmup_iterations", "warmup_end", "stop_reason", "block_iterations")
         return {
             **super().summary(ranks),
-            "warmup_iterations": ranks[0].warmup_iterations,
-            "warmup_end": ranks[0].warmup_end,
-            "stop_reason": ranks[0].stop_reason,
-            "block_iterations": ranks[0].block_iterations,
+            **{name: getattr(ranks[0], name) for name in how},
             "clock_uncertainty_s": [rank.clock_uncertainty_s for rank in ranks],
             "gpu": [rank.gpu for rank in ranks],
             "host": [rank.host for rank in ranks],

@@ -56,9 +56,8 @@ class CellRunner:
         *,
         is_checked: bool = False,
     ) -> RankSummary:
-        """Measures or trains `cell`. Collective. `cell`: on this rank's kind of device and of the group's
-        world size; `write`: takes this rank's samples, in order; `saved`: where a training's checkpoints are
-        (None: it has none); `is_checked`: see `RunContext`."""
+        """Measures or trains `cell`, which is this rank's device's and the group's. Collective. `write`:
+        takes samples, in order; `saved`: where checkpoints are, if any; `is_checked`: see `RunContext`."""
         configure_torch(cell, self._device)
         self.seconds = {}
         self._loaded.begin_cell()
