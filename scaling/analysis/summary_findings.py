@@ -77,7 +77,8 @@ def summary_findings(
         if group.kind == "iteration":
             findings += _throughput(group, scatter, lossy)
         elif group.kind == "convergence":
-            findings += training_findings(group)
+            cells, given = tuple(row["cell_id"] for row in group.rows), {"given": group.given}
+            findings += [Finding(kind, cells, {**given, **values}) for kind, values in _found(group)]
     return [
         *findings,
         *scatter.remarks,
@@ -209,12 +210,6 @@ def _unfinished(rows: Sequence[Row]) -> Iterator[Finding]:
             yield Finding(
                 "unfinished", cells, {"num_cells": len(rows), "state": state, "num_unfinished": len(cells)}
             )
-
-
-def training_findings(group: CellGroup) -> Iterator[Finding]:
-    cells = tuple(row["cell_id"] for row in group.rows)
-    for kind, values in _found(group):
-        yield Finding(kind, cells, {"given": group.given, **values})
 
 
 def _found(group: CellGroup) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -180,18 +180,15 @@ OPEN_SECTIONS = ("speedup", "training", "devices")  # their tables stand open; o
 def render_markdown(content: Content) -> str:
     """The text, in GitHub's Markdown; figures are SVG files in figures/, in its folder."""
     templates = environment(TEMPLATES, autoescape=False)
-    templates.filters |= {"md": _escaped, "row": _row, "in_file": _in_file}
+    templates.filters |= {"md": _escaped, "row": _row}
+    # A figure's caption where the page's buttons are not.
+    templates.filters["in_file"] = lambda caption: caption.replace(SHOW_OTHERS, DRAWN_OTHERS)
     template = templates.get_template("report.md.j2")
     return template.render(content=content, open_sections=OPEN_SECTIONS).rstrip() + "\n"
 
 
 def _row(values: Sequence[str]) -> str:
     return f"| {' | '.join(_escaped(value).replace('|', chr(92) + '|') for value in values)} |"
-
-
-def _in_file(caption: str) -> str:
-    """A figure's caption where the page's buttons are not."""
-    return caption.replace(SHOW_OTHERS, DRAWN_OTHERS)
 
 
 def _escaped(text: str) -> str:

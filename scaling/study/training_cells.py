@@ -102,7 +102,10 @@ def _combinations(
     extents = {placement: kind.extent(workload, part, device, placement) for placement in placements}
     check_optimizer_keys(workload.keys, part, where)
     optimizers = optimizers_of(workload.keys, part)
-    formats, named = memory_formats(workload, part, where), workload.fields()
+    if "channels_last" in part.memory_format:
+        _check_convolutions(workload, where)
+    formats = [None if name == "contiguous" else name for name in part.memory_format]
+    named = workload.fields()
     sizes = [
         (size, *_batch_sizes(part, batch, size, where))
         for batch in workload.batches(device)
@@ -182,13 +185,6 @@ def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]
             require_dtypes(module, aggregator)
         except StudyError as error:
             raise StudyError(f"{where}model {name!r}: {error}") from error
-
-
-def memory_formats(workload: ChosenWorkload, part: TrainingPart, where: str) -> list[str | None]:
-    """The axis: None is contiguous. Raises StudyError: the network convolves no images."""
-    if "channels_last" in part.memory_format:
-        _check_convolutions(workload, where)
-    return [None if name == "contiguous" else name for name in part.memory_format]
 
 
 def _check_convolutions(workload: ChosenWorkload, where: str) -> None:

@@ -56,7 +56,8 @@ def tidy_csv(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str
     yield _line(COLUMNS)
     name = study_name(folder)
     for cell in cells:
-        about = [name, cell.cell_id, *(_of_the_cell(cell, column) for column in OF_THE_CELL)]
+        labels = {one: cell.label(one) for one in ("model", "dataset", "aggregator") if cell.is_trained}
+        about = [name, cell.cell_id, *({**cell.cell, **labels}.get(column) for column in OF_THE_CELL)]
         about += [cell.cell.get(column) for column in ("world_size", "global_batch")]
         about.append(cell.cell.get("aa_replicate", 0) if cell.is_trained else None)
         rows = (_unprofiled(cell), _profiled(cell), _epochs(cell), _points(folder, cell), _sent(cell))
@@ -110,14 +111,6 @@ def _points(folder: ResultsFolder, cell: CellResult) -> Iterator[list[Any]]:
             timed = [line for line in lines if "phase" in line and line.get("seconds") is not None]
             for index, line in enumerate(timed):
                 yield [record.repeat, rank, index, "point", f"{line['phase']}_s", "s", repr(line["seconds"])]
-
-
-def _of_the_cell(cell: CellResult, name: str) -> Any:
-    return (
-        cell.label(name)
-        if name in ("model", "dataset", "aggregator") and cell.is_trained
-        else cell.cell.get(name)
-    )
 
 
 def _line(values: Sequence[Any]) -> str:
