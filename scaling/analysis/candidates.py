@@ -112,8 +112,7 @@ class CandidateSet:
 
 @dataclass(frozen=True)
 class Scatters:
-    """How candidates scatter over launches: the study's times, and what else is made smallest (joules,
-    seconds to an accuracy), if it is no time."""
+    """How candidates scatter over launches: the study's times, and what else is made smallest."""
 
     of_times: StudyScatter
     of_values: StudyScatter | None

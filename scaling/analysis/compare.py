@@ -61,8 +61,7 @@ class Side:
 def compare(
     a: Sequence[ResultsFolder], b: Sequence[ResultsFolder], level: float = FAMILY_LEVEL
 ) -> Comparison:
-    """Compares two sides, each with one or several folders; ratios are b / a. StoreError if a folder is none
-    or damaged, ScalingError if they have no measured cell in common."""
+    """Compares two sides; ratios are b / a. StoreError: a folder is damaged; ScalingError: no common cell."""
     a, b = ([Snapshot.of(folder.require()) for folder in side] for side in (a, b))
     comparison = compare_sides(_side(a), _side(b), level)
     others = [environment_differences(a[0], other) for other in (*b, *a[1:])]

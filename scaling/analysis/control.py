@@ -173,8 +173,7 @@ def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) 
 
 
 def _explanation(gap_s: float, arm: Row, control: Row, differing_s: Mapping[str, float]) -> dict[str, Any]:
-    """The cause of half or more of a difference of `gap_s` that the intervals do not explain, or the phase
-    that differs most. `seconds`: what the arm takes more than the control arm, unprofiled."""
+    """The cause of half or more of a difference of `gap_s`, or the phase that differs most."""
     enough_s = abs(gap_s) / 2
     # A hook that exchanges nothing takes time too: by intervals it is exposed, by difference it cancels.
     shared_s = control["exchange_overhead_s"] or 0.0

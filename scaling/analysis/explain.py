@@ -183,8 +183,7 @@ _IS_LIMIT = {rule.name for rule in LIMITS}
 
 
 def explained(known: Known) -> dict[str, list[Finding]]:
-    """Cell id -> what the rules find in it, the most important first: the kind is the rule's name, and the
-    value `share` the part of the step. A/A replicates, and cells without a model, have none."""
+    """Cell id -> what the rules find, the most important first, with the `share` of the step."""
     return {
         row["cell_id"]: explain_cell(row, known)
         for row in known.rows

@@ -94,8 +94,7 @@ def not_hidden(view: View) -> Values | None:
 
 
 def compression(view: View) -> Values | None:
-    """Where a lossy codec that was measured with this cell breaks even, and what its step took; not in the
-    overlapped step, which has columns for the exposed part of the codec's time alone."""
+    """Where a lossy codec that was measured with this cell breaks even, but in overlapped steps."""
     row, rate = view.row, view.bytes_per_s
     if not view.exchanges or rate is None or row["encode_s"] is not None or row["step"] == "overlapped":
         return None

@@ -29,8 +29,7 @@ LARGEST_DISAGREEMENT = 0.01  # of a plan's bytes and the metered ones; else it i
 
 
 def plan_of_cell(cell: CellResult) -> ExchangePlan:
-    """What the ranks of a cell send in one training step, of local updates the mean of a block's;
-    ScheduleError where that is not known, or not what was metered."""
+    """What a cell's ranks send in a step (of blocks the mean); ScheduleError: unknown, or not as metered."""
     summary = cell.done[0].summary if cell.done else {}
     parameters, metered = summary.get("num_parameters"), summary.get("wire_bytes_per_rank")
     if not parameters or not metered:

@@ -135,8 +135,7 @@ def long_firsts(launches: Sequence[IterationLaunch]) -> int | None:
 def slow_place(
     launches: Sequence[IterationLaunch], phases: Sequence[str], excess_s: float
 ) -> tuple[int, str] | None:
-    """The rank and phase with the largest excess over their usual time in the slow profiled steps; None where
-    that is a small part of what these take longer, as where the exchange itself is slow."""
+    """The rank and phase with most of what slow profiled steps take longer, if that is no small part."""
     longer, excesses_s = [], []
     for launch in launches:
         if not launch.profiled_steps:

@@ -19,8 +19,7 @@ Line = dict[str, Any]
 
 
 def per_step(line: Line) -> Line:
-    """A line of several steps, such as a block of local updates, as a mean one of them. All times are
-    divided, also when it began: from one line to the next is then a step again."""
+    """A line of several steps, such as a block of local updates, as a mean one, when it began too."""
     count = line.get("steps", 1)
     if count == 1:
         return line
@@ -42,8 +41,7 @@ def is_unprofiled(line: Line) -> bool:
 
 
 def is_profiled(line: Line, *, captured: bool) -> bool:
-    """Whether a line has phases. In old folders every line with phases does, except captured steps: they
-    recorded only the copy of the batch into the graph."""
+    """Whether a line has phases; captured steps of old folders have only the copy of the batch."""
     if "profiled" in line:
         return bool(line["profiled"])
     return not captured and bool(old_spans(line, PHASES))
@@ -62,8 +60,7 @@ def rank_step(line: Line, where: str) -> RankStep:
 
 
 def aligned(ranks: Sequence[Sequence[Line]], key: str, where: str, *, required: bool = True) -> Integers:
-    """The step numbers that all ranks have, ascending; StoreError where ranks differ, a number came twice, or
-    there is none where one is required."""
+    """The step numbers that all ranks have, ascending; StoreError: ranks differ, or one came twice."""
     numbers = [sorted(line[key] for line in lines) for lines in ranks]
     if required and not numbers[0]:
         raise StoreError(f"{where}: the run is done, but no measured {key} was recorded; {MEND}")

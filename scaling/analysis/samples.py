@@ -89,8 +89,7 @@ class IterationLaunch:
 
     @cached_property
     def waited_for(self) -> int:
-        """The rank that the others wait for: the first with the shortest waits in messages and at barriers,
-        since ranks of a synchronous step take equally long; without any waiting, the slowest."""
+        """The rank that the others wait for: the first with the shortest waits; without any, the slowest."""
         waits = list(map(median_of, zip(*map(_waits_s, self.profiled_steps), strict=True)))
         if any(waits):
             return waits.index(min(waits))

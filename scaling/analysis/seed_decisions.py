@@ -75,8 +75,7 @@ class Noise:
 
 
 def decide(trained: Sequence[Combination]) -> tuple[Noise, list[Decision | None]] | None:
-    """A decision for each combination; None for an exact one without another to compare it with, and
-    altogether where no exact combination has a spread over seeds."""
+    """A decision for each combination; None for one without another exact one, or without a spread."""
     exact = {place: one for place, one in enumerate(trained) if not one.is_lossy}
     lossy = {place: one for place, one in enumerate(trained) if one.is_lossy}
     noise = _noise([one for one in exact.values() if one.degrees])

@@ -158,8 +158,7 @@ def study_scatter(
 def estimate_within(
     launches: Sequence[Sequence[float]], scatter: StudyScatter | None, cell: Hashable
 ) -> Estimate:
-    """The median of a cell's samples by launch, with the interval that all cells of its study give it;
-    without scatter, or of one launch, that of these samples alone."""
+    """The median of a cell's samples by launch, with the interval of all cells, or else its own."""
     estimate = estimate_median(launches)
     ends = scatter.interval(cell) if scatter else None
     return replace(estimate, low=ends[0], high=ends[1], method=MODERATED) if ends else estimate

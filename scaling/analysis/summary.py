@@ -72,8 +72,7 @@ def add_intervals(scatter: StudyScatter, rows: Mapping[str, Row]) -> None:
 
 
 def table_csv(table: pd.DataFrame, *, digits: int | None = None) -> str:
-    """The table as RFC 4180 text: a header, CRLF line ends, empty fields for missing values. Numbers that are
-    not whole have as many digits as tell them apart, or `digits` significant ones."""
+    """The table as RFC 4180 text; numbers have as many digits as tell them apart, or `digits`."""
     number_format = None if digits is None else f"%.{digits}g"
     texts = [name for name, kind in table.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
     safe = table.assign(**{str(name): table[name].map(safe_cell, na_action="ignore") for name in texts})

@@ -43,8 +43,7 @@ SAID_HERE = ("exposed_communication", "not_hidden", "waiting", "update", "comput
 def verdicts(
     table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | None = None, known: Known | None = None
 ) -> list[Finding]:
-    """The answers of a study: one per workload and objective, times of steps before times to an accuracy, as
-    findings `verdict` of the choice and what is as fast; none for workloads without a candidate."""
+    """The answers of a study, one per workload and objective: findings `verdict`, the time's first."""
     verdicts, known = [], known or Known.of(to_rows(table), cells, num_cores)
     for objective in OBJECTIVES:
         sets = workloads(objective, known.rows, cells)
@@ -185,8 +184,7 @@ def _lossy(choice: Candidate, excluded: Sequence[Excluded]) -> dict[str, list[st
 
 
 def _measured(choice: Candidate, candidates: Sequence[Candidate], ratios: Ratios) -> dict[str, Any]:
-    """What the choice reaches: for a training the seconds to its target, otherwise the time of a step. Where
-    `none` was not timed on one worker, `single` is the aggregator that the speedup is over."""
+    """What the choice reaches; `single`: the aggregator of one worker that the speedup is over."""
     row = choice.row
     singles = [candidate for candidate in candidates if candidate.row["world_size"] == 1]
     if row["kind"] != "iteration":

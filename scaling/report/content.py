@@ -139,8 +139,7 @@ def content_of(
     extras: Extras | None = None,
     folder: Path | str = "DIR",
 ) -> Content:
-    """Everything that a report says of a resolved study, of its environment, nested as it comes, of what
-    `summary_table` made and of what was drawn; None where something was not recorded."""
+    """Everything that a report says of a study, of what `summary_table` made and of what was drawn."""
     rows, extras = to_rows(table), extras or Extras()
     notes, script_answer = notes_of(study)
     groups = group_rows(rows)

@@ -117,8 +117,7 @@ class Archive:
         return self._lines(file)[0]
 
     def samples(self, file: RankFile, *, unfinished: bool = False) -> list[dict[str, Any]]:
-        """The samples of a rank: [line]; `unfinished` as in `ResultsFolder.samples`. Raises StoreError: the
-        table, or a line that was archived, is damaged."""
+        """The samples of a rank: [line]. Raises StoreError: the table, or an archived line, is damaged."""
         lines, are_samples = self._lines(file)
         where = f"{self.path}, {file.name}"
         if not are_samples:

@@ -142,8 +142,7 @@ def _write_checked(folder: Path, files: Sequence[Path]) -> None:
 
 
 def write_plain(folder: Path) -> None:
-    """Writes the runs' own files; only when they hold everything is the archive removed. Raises StoreError:
-    the folder is not archived, or a file is there already with other content."""
+    """Writes the runs' own files, then removes the archive. Raises StoreError: it is none, or they differ."""
     if not is_archived(folder):
         raise StoreError(f"{folder} is not archived: it has no {RUNS}")
     archive = Archive(folder / SAMPLES, folder / RUNS)

@@ -222,8 +222,7 @@ class ResultsFolder:
             write_archive(self.path)
 
     def unarchive(self) -> None:
-        """Gives every run its own files again, as they were before `archive`. Raises StoreError: somebody
-        works in the folder, it is not archived, or a file cannot be read or written."""
+        """Gives every run its own files again. Raises StoreError: somebody works in the folder, say."""
         with self.require().lock():
             write_plain(self.path)
 

@@ -60,8 +60,7 @@ class Campaign:
         return cls(a, b, min(marks)[0] if marks else secrets.token_hex(6), other)
 
     def measure_halves_again(self) -> int:
-        """Plans runs again that are done in one environment and left to do in the other; returns how many.
-        Where one has failed the other one stays; it goes when the failed one is tried again."""
+        """Plans runs again that are done in one environment and left to do in the other; how many."""
         folders = (self.a, self.b)
         records = [
             {(record.cell_id, record.repeat): record for record in folder.runs()} for folder in folders

@@ -126,8 +126,7 @@ def read_claims(path: Path) -> ClaimsFile:
 
 
 def checked(claim: Claim, folder: Path) -> Checked:
-    """A claim's verdict; results folders are relative to `folder`. Raises StudyError: a check names no cell,
-    several without `take`, or one without its column as a number."""
+    """A claim's verdict, with folders relative to `folder`. Raises StudyError: a check names no one cell."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for check in claim.checks:
         value = _value(check, folder)

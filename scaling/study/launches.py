@@ -111,8 +111,7 @@ def handed_over(environ: Mapping[str, str]) -> tuple[Launch, float] | None:
 
 
 def estimate_seconds(launch: Launch, sizes: Mapping[str, ModelSize], num_cores: int) -> float:
-    """A rough time for a launch: its start-up, and its cells. `sizes`: cell id -> size of its model, where it
-    has one; `num_cores`: cores of the machine, which the workers share."""
+    """A rough time for a launch: its start-up, and its cells, by their models' sizes on `num_cores`."""
     device, kinds = launch.settings.device, {cell.kind for cell in launch.cells}
     start_up_s = KINDS[kinds.pop()].start_up_s(device) if len(kinds) == 1 else START_UP_S[device]
     return start_up_s + sum(

@@ -146,8 +146,7 @@ def run_study(
     before_launch: Callable[[Launch], None] = lambda _: None,
     zygotes: Zygotes | None = None,
 ) -> None:
-    """Runs what is left of a study in its prepared folder, with `before_launch` before each launch and the
-    `zygotes` that fork workers (None: this call's). Raises as `StudyRun.run` does."""
+    """Runs what is left of a study in its prepared folder; raises as `StudyRun.run` does."""
     with closing(zygotes or Zygotes(IMPORTED_BEFORE_FORKS)) as started:
         run = StudyRun(folder, study, command, progress, started, scope, before_launch)
         run.begin()

@@ -173,8 +173,7 @@ class _AsWritten(GenerateJsonSchema):
 
 
 def editor_schema() -> dict[str, Any]:
-    """The schema of a study file: what `parse_study` takes, but for rules between keys, such as which batch
-    goes with which `scaling`, which `scaling plan` alone checks."""
+    """The schema of a study file: what `parse_study` takes, but for rules between keys."""
     parts = [kind.part for kind in KINDS.values()]
     _, made = models_json_schema(
         [(part, "validation") for part in parts], ref_template=REFERENCE, schema_generator=_AsWritten

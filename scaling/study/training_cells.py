@@ -171,8 +171,7 @@ def _batch_sizes(part: TrainingPart, batch: int, world_size: int, where: str) ->
 
 
 def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
-    """Checks the parameters' dtypes of a user's model, built without values; if that fails, workers check it.
-    Raises StudyError: naming the model, the parameter and what is allowed."""
+    """Checks the dtypes of a user's model, built without values if it can be. Raises StudyError."""
     name = workload.keys.model.name
     if name in BUILT_IN_MODELS:
         return  # float32 throughout

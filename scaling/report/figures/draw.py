@@ -77,8 +77,7 @@ Placed = tuple[int, SavedFigure]  # a figure, and the place of its group among t
 def draw_figures(
     folder: ResultsFolder, data: FigureInput, formats: Formats = PAGE_ONLY
 ) -> tuple[list[SavedFigure], list[str]]:
-    """Draws and saves every figure that the results allow: the figures, those of a group together; and which
-    figures of other packages failed, and why. StoreError: a file cannot be written."""
+    """Draws and saves every figure that the results allow; also which of other packages failed, and why."""
     saved: dict[str, Placed] = {}
     registry, failures = FIGURES, []
     try:

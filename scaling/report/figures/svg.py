@@ -157,8 +157,7 @@ def _rounded(match: re.Match[str]) -> str:
 
 
 def for_page(text: str, name: str, label: str) -> Markup:
-    """A figure's SVG for the inside of a page, without its styles; ids, which Matplotlib takes anew in every
-    figure, are prefixed."""
+    """A figure's SVG for the inside of a page: without its styles, with ids of its own."""
     text = re.sub(r"<(style|desc)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href").replace(" />", "/>")
     prefix = f"f{hashlib.sha256(name.encode()).hexdigest()[:6]}"

@@ -211,8 +211,7 @@ class TrainingCheckpoints:
         return None, [*notes, "no checkpoint is good on all ranks: the training began anew"] if notes else []
 
     def restore(self, checkpoint: Checkpoint, step: TrainingStep, device: torch.device) -> None:
-        """Puts the step where it was. Raises CheckpointError: it does not fit, or a rank has restored
-        something else; the checkpoints are gone, so that the next try begins anew."""
+        """Puts the step where it was. Raises CheckpointError: it does not fit, and its files are gone."""
         try:
             checkpoint.restore(step, device)
         except WRONG_CONTENT as error:

@@ -61,8 +61,7 @@ class Loaded:
         )
 
     def _placed(self, loaded: DataSplits) -> DataSplits:
-        """The data set on the device, next to others or after this worker's others are cleared, or in host
-        memory where it does not fit there."""
+        """The data set on the device, without this worker's others if need be, or in host memory."""
         for _ in range(2):
             try:
                 train, test = self._on_device(loaded.train), self._on_device(loaded.test)
@@ -77,8 +76,7 @@ class Loaded:
         return Split(split.inputs.to(self._device), split.targets.to(self._device))
 
     def module(self, cell: Cell) -> nn.Module:
-        """The model with its initial weights, the same on every rank, on the device; a copy for the caller.
-        Drawing the weights of a large model takes seconds, so those of the last models are kept."""
+        """The model with its initial weights, the same on every rank, on the device; a copy."""
         torch.manual_seed(cell.seed)  # of GPUs too, whose numbers no weight is made of
         module, random_state = self._initial_of(cell)
         torch.set_rng_state(random_state)
