@@ -18,7 +18,6 @@ from topologies.file_format import (
     MachineFile,
     MessageLatency,
     NetworkEntry,
-    PeerAccess,
     unknown,
 )
 from topologies.model import Device, Link, Machine, Network, Topology
@@ -57,6 +56,7 @@ def build(
         devices=tuple(_device(file, entry) for entry in file.devices),
         links=tuple(_link(file, entry) for entry in file.links),
         peer_groups=_peer_groups(file, source),
+        other_peers_unknown="unknown" in file.peer_access,
         message_latency_s=_latencies(file.message_latency_s),
     )
     sources = {f"{name}.{key}".rstrip("."): text for name, key, text in _sources(file)}
@@ -132,15 +132,15 @@ def _require(key: str, what: str, name: str, known: Sequence[str]) -> None:
 
 def _peer_groups(file: MachineFile, source: str) -> tuple[frozenset[str], ...]:
     gpus = [entry.id for entry in file.devices if file.device_types[entry.type].kind == "gpu"]
-    access: PeerAccess = file.peer_access
-    if isinstance(access, str):
-        return (frozenset(gpus),) if access == "all" and gpus else ()
-    for index, group in enumerate(access):
+    if isinstance(file.peer_access, str):
+        return (frozenset(gpus),) if file.peer_access == "all" and gpus else ()
+    groups = {index: group for index, group in enumerate(file.peer_access) if not isinstance(group, str)}
+    for index, group in groups.items():
         for name in group:
             _require(f"{source}: peer_access.{index}", "GPU", name, gpus)
         if len(set(group)) < 2:
             raise TopologyError(f"{source}: peer_access.{index} is {group}: a group needs two different GPUs")
-    return tuple(frozenset(group) for group in access)
+    return tuple(frozenset(group) for group in groups.values())
 
 
 def _device(file: MachineFile, entry: DeviceEntry) -> Device:

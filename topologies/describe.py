@@ -50,6 +50,7 @@ def as_dict(topology: Topology) -> dict[str, Any]:
         "network": None if topology.network is None else dataclasses.asdict(topology.network),
         "message_latency_s": dict(machine.message_latency_s),
         "peer_access": [[a, b] for a, b in combinations(gpus, 2) if machine.peer_access(a, b)],
+        "other_peers_unknown": machine.other_peers_unknown,
         "paths": [
             {
                 **{"source": _place(source), "target": _place(target), "kind": path.kind},
@@ -65,11 +66,12 @@ def as_dict(topology: Topology) -> dict[str, Any]:
 
 
 def peer_matrix(topology: Topology) -> list[str]:
-    """One line a GPU: `yes` where it may access the other's memory; nothing for fewer than two GPUs."""
+    """One line a GPU: `yes` where it may access the other's memory, `?` where that is not known; nothing for
+    fewer than two GPUs."""
     gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")]
     if len(gpus) < 2:
         return []
-    words = {True: "yes", False: "-"}
+    words = {True: "yes", False: "?" if topology.machine.other_peers_unknown else "-"}
     rows = [[a, *("." if a == b else words[topology.machine.peer_access(a, b)] for b in gpus)] for a in gpus]
     return _table([["", *gpus], *rows])
 

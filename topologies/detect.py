@@ -11,7 +11,7 @@ from typing import Any
 
 from topologies import detect_nvml, detect_smi
 from topologies.detect_host import SYS, bridge_link, busy_ratio, pci_place, read_host
-from topologies.facts import Facts, Gpu
+from topologies.facts import OTHER_PEERS, Facts, Gpu
 
 
 def num_usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -153,5 +153,5 @@ def _untold(gpus: tuple[Gpu, ...]) -> list[str]:
         if gpu.unseen_links
     ]
     if len(gpus) > 1 and any(gpu.peers is None for gpu in gpus):
-        missing.append("peer access: the driver does not say, so that GPUs have it that NVLink joins")
+        missing.append(f"peer access: the driver does not say; {OTHER_PEERS}")
     return missing

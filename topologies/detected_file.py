@@ -3,7 +3,8 @@
 1. Each NUMA node that has cores is a CPU with its memory; nodes of a socket are joined, and so are sockets.
 2. A GPU hangs on the CPU of its NUMA node. GPUs below the same root port of the bus share a PCIe switch.
 3. NVLinks lead from GPU to GPU, or to one NVSwitch that stands for all.
-4. Peer access is what the driver says; where it does not, GPUs have it that NVLink joins.
+4. Peer access is what the driver says; where it does not, GPUs have it that NVLink joins, and of others it is
+   unknown.
 """
 
 from __future__ import annotations
@@ -151,20 +152,24 @@ def machine_file(facts: Facts) -> dict[str, Any]:
         "link_types": parts.link_types,
         "devices": parts.devices,
         "links": parts.links,
-        "peer_access": peer_access([gpu.id for gpu in facts.gpus], _peer_pairs(facts.gpus)),
+        "peer_access": _peer_access(facts.gpus),
         "message_latency_s": _figures({**latency}, facts.origin),
     }
 
 
-def peer_access(gpus: list[str], pairs: Iterable[tuple[str, str]]) -> str | list[list[str]]:
-    """What a machine file says of GPUs of which these pairs access each other: `all`, `none`, or groups."""
+def peer_access(
+    gpus: list[str], pairs: Iterable[tuple[str, str]], others: str = "none"
+) -> str | list[list[str] | str]:
+    """What a machine file says of GPUs of which these pairs access each other, and `others`, "none" or
+    "unknown": `all`, groups, or `others` alone."""
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(gpus)
     graph.add_edges_from(pairs)
     if not graph.edges:
-        return "none"
+        return others
     groups = [sorted(group, key=gpus.index) for group in nx.find_cliques(graph) if len(group) > 1]
-    return "all" if groups[0] == gpus else sorted(groups, key=lambda group: [gpus.index(g) for g in group])
+    groups.sort(key=lambda group: [gpus.index(g) for g in group])
+    return "all" if groups[0] == gpus else [*groups, *(["unknown"] if others == "unknown" else [])]
 
 
 def _add_host(parts: _Parts, facts: Facts) -> None:
@@ -276,14 +281,16 @@ def _nvlink(parts: _Parts, ends: tuple[Gpu, ...], between: tuple[str, str], coun
     parts.link(type_ or _unique(stem, parts.link_types), kind, between, count, **figures)
 
 
-def _peer_pairs(gpus: tuple[Gpu, ...]) -> list[tuple[str, str]]:
-    def joined(gpu: Gpu, other: Gpu) -> bool:
+def _peer_access(gpus: tuple[Gpu, ...]) -> str | list[list[str] | str]:
+    def joined(gpu: Gpu, other: Gpu) -> bool | None:
         if gpu.peers is not None and other.peers is not None:
             return other.index in gpu.peers and gpu.index in other.peers
         is_linked = other.index in gpu.nvlinks or gpu.index in other.nvlinks
-        return is_linked or bool(gpu.switch_links and other.switch_links)
+        return is_linked or bool(gpu.switch_links and other.switch_links) or None
 
-    return [(gpu.id, other.id) for gpu, other in combinations(gpus, 2) if joined(gpu, other)]
+    access = {(gpu.id, other.id): joined(gpu, other) for gpu, other in combinations(gpus, 2)}
+    pairs = [pair for pair, has_it in access.items() if has_it]
+    return peer_access([gpu.id for gpu in gpus], pairs, "unknown" if None in access.values() else "none")
 
 
 def _description(facts: Facts) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 DETECTED = "detected on this machine"
+OTHER_PEERS = "GPUs that NVLink or xGMI joins have it, of others it is unknown, and they are priced without"
 
 
 @dataclass(frozen=True)

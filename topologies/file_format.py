@@ -41,7 +41,7 @@ Latency = Annotated[Number, Field(ge=0)]
 Count = Annotated[int, Field(gt=0, strict=True)]
 # Resources are named `node0/<id>>`, and pairs in messages `a -> b`.
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-PeerAccess = Literal["all", "none"] | list[list[str]]
+PeerAccess = Literal["all", "none", "unknown"] | list[list[str] | Literal["unknown"]]
 
 
 class _Strict(BaseModel):
@@ -254,7 +254,7 @@ def unknown(what: str, name: object, allowed: Iterable[str]) -> str:
 
 def _explain(problem: dict[str, Any], cls: type[BaseModel]) -> str:
     location = problem["loc"]
-    key = ".".join(str(part) for part in location if part not in ("literal['all','none']", "[key]"))
+    key = ".".join(str(part) for part in location if part != "[key]")
     if problem["type"] == "extra_forbidden":
         name = str(location[-1])
         if len(location) == 1 and name in DerivedFile.model_fields:
@@ -267,7 +267,8 @@ def _explain(problem: dict[str, Any], cls: type[BaseModel]) -> str:
         return f"key {key!r} is missing{hint}"
     if location and location[0] == "peer_access":
         return (
-            f"peer_access is {problem['input']!r}; allowed: all, none, or lists of GPUs: [[gpu0, gpu1], ...]"
+            f"peer_access is {problem['input']!r}; allowed: all, none, unknown, or lists of GPUs: "
+            "[[gpu0, gpu1], ...], with unknown last where nothing is known of the others"
         )
     message = problem["msg"].removeprefix("Value error, ")
     given = f" is {problem['input']!r}" if not isinstance(problem["input"], Mapping | list) else ""

@@ -77,6 +77,7 @@ class Machine:
     peer_groups: tuple[frozenset[str], ...] = ()  # two GPUs have peer access if one of these sets holds both
     # software's latency of a message, by the kind of its path; 0 where absent
     message_latency_s: Mapping[str, float] = field(default_factory=dict)
+    other_peers_unknown: bool = False  # whether pairs in no group have access is not known; taken not to
 
     def of_kind(self, kind: DeviceKind) -> list[Device]:
         return [device for device in self.devices if device.kind == kind]

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from scaling.files.texts import clean
 from topologies.errors import TopologyError
-from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
+from topologies.facts import OTHER_PEERS, Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
 from topologies.gpus import LINK_BYTES_PER_S, OLD_NAMES, GpuModel, model_named, model_of, slowest
 
 SPEEDS = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
@@ -123,10 +123,7 @@ def _note_what_is_left_out(system: ElementTree.Element, gpus: tuple[Gpu, ...], f
             ends = f"{there} from one end, {back} from the other; the larger number is taken"
             found.notes.append(f"links of {gpu.id} and {other.id}: {ends}")
     if len(gpus) > 1:
-        found.notes.append(
-            "peer access: the XML does not say; GPUs that NVLink or xGMI joins have it, others are taken to "
-            "have none: change peer_access if they do"
-        )
+        found.notes.append(f"peer access: the XML does not say; {OTHER_PEERS}")
 
 
 def _note_odd_links(found: _Found) -> None:

@@ -65,12 +65,13 @@ def cluster(
     name = name or f"{machine.machine.name}-x{num_nodes}"
     if num_nodes < 1:
         raise TopologyError(f"{name}: num_nodes is {num_nodes}; a cluster has one node at least")
-    node = Machine(
+    one = machine.machine
+    node = dataclasses.replace(
+        one,
         name=name,
-        devices=(*machine.machine.devices, *devices),
-        links=(*machine.machine.links, *links),
-        peer_groups=machine.machine.peer_groups,
-        message_latency_s={**machine.machine.message_latency_s, **(message_latency_s or {})},
+        devices=(*one.devices, *devices),
+        links=(*one.links, *links),
+        message_latency_s={**one.message_latency_s, **(message_latency_s or {})},
     )
     _check_added(node, name)
     whole = dataclasses.replace(

@@ -15,7 +15,7 @@ import networkx as nx
 from scaling.files.texts import clean
 from topologies.detect_smi import ESCAPES, Matrix, parse_matrix, with_switches
 from topologies.errors import TopologyError
-from topologies.facts import Facts, Gpu, Host, NumaNode, PciePlace
+from topologies.facts import OTHER_PEERS, Facts, Gpu, Host, NumaNode, PciePlace
 from topologies.gpus import LINK_BYTES_PER_S, MOST_LINKS, model_named, slowest
 
 SHARED_SWITCH = ("PIX", "PXB")
@@ -70,8 +70,7 @@ def facts_of(text: str, name: str, source: str = "", *, gpu: str | None = None) 
     nodes = tuple(NumaNode(at, at, _num_cpus(text)) for at, text in enumerate(sets))
     missing = [
         "PCIe generations and widths, memories, cores' rates: the table does not have them",
-        "peer access: the table does not say; GPUs that NVLink joins have it, others are taken to have none: "
-        "change peer_access if they do",
+        f"peer access: the table does not say; {OTHER_PEERS}",
     ]
     if model is None:
         missing.append("names of the GPUs and the rate of an NVLink: name them with --gpu")

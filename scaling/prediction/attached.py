@@ -86,7 +86,8 @@ def cells_of_script(
             timed["local_batch"] = batch // size
         else:
             batch = size * int(record.cell["local_batch"])
-        has_access = topology.machine.peer_groups or not topology.num_gpus
-        timed["peer_access"] = None if has_access else False  # not as it was measured
+        machine = topology.machine
+        may_access = machine.peer_groups or machine.other_peers_unknown or not topology.num_gpus
+        timed["peer_access"] = None if may_access else False  # not as it was measured
         cells.append({**timed, "world_size": size, "global_batch": batch})
     return cells, shapes, left_out

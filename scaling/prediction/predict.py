@@ -24,6 +24,7 @@ from scaling.prediction.overlap_fit import (
 )
 from scaling.prediction.strategy import Machinery, Strategy, Term, by_host, steps_of_exchange, strategy_key
 from scaling.prediction.terms import (
+    all_reach,
     block_terms,
     ddp_terms,
     divide_term,
@@ -42,6 +43,12 @@ BETWEEN_GPUS = (
     *("sends", "sends_host", "host_memory"),
 )
 """Kinds of terms that pass links between GPUs."""
+
+UNKNOWN_PEERS = (
+    "whether GPUs access each other's memory is unknown: pairs that are not known to do so are taken to go "
+    "through host memory, which is slower; say peer_access in the machine file, or compare with "
+    "--what-if peer_access=on"
+)
 
 BY_LIBRARY = ("native", "native_host", "gpu_work")  # kinds of terms of a library's own all-reduce
 
@@ -137,7 +144,8 @@ class Predictor:
         """One cell; TopologyError where the machine is too small or lacks what it needs, ScheduleError where
         it does not run."""
         cell, world_size = strategy.cell, int(strategy.cell["world_size"])
-        require_it_runs(strategy, self._machinery.topology)
+        topology = self._machinery.topology
+        require_it_runs(strategy, topology)
         notes: list[str] = []
         computed = self._computed(cell, notes)
         compute_notes = tuple(notes)
@@ -161,6 +169,9 @@ class Predictor:
         terms = [term for bucket in (*buckets, after) for term in bucket]
         notes += [term.note for term in terms if term.note]
         notes += [words for term in terms if (words := self._calibration.rests_on(term))]
+        between_gpus = any(term.kind in BETWEEN_GPUS for term in terms)
+        if between_gpus and topology.machine.other_peers_unknown and cell.get("peer_access") is not False:
+            notes += [] if all_reach(topology, world_size) else [UNKNOWN_PEERS]
         remarks = _remarks(cell)
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
         waiting = self._waiting(cell, computed)
@@ -170,7 +181,7 @@ class Predictor:
         iteration = self._iteration(strategy, computed, added, notes) if computed else None
         return Prediction(
             cell,
-            self._machinery.topology.name,
+            topology.name,
             iteration,
             computed.step_s if computed else None,
             total(exchanges).times(each) + afterwards,

@@ -233,6 +233,7 @@ def require_it_runs(strategy: Strategy, topology: Topology) -> None:
     may_access = cell.get("peer_access") is not False and all_reach(topology, len(ranks))
     if transport in ("peer_memory", "one_kernel") and topology.num_gpus and len(ranks) > 1 and not may_access:
         raise ScheduleError(
-            f"{label} reads the other GPUs' memory, which not all of {topology.name} reach: it does not run "
-            "there; use transport: sends or auto"
+            f"{label} reads the other GPUs' memory, which not all of {topology.name} "
+            f"{'are known to ' * topology.machine.other_peers_unknown}reach: it does not run there; use "
+            "transport: sends or auto"
         )

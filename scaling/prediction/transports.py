@@ -21,7 +21,7 @@ from statistics import median
 from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.collectives.simulate import simulate
 from scaling.prediction.measured import MeasuredTransfer
-from topologies.model import Device, Link, Machine, Topology
+from topologies.model import Device, Link, Topology
 
 LARGE_BYTES = 16 << 20  # messages from which on a rate is read off: below, latency counts
 
@@ -134,10 +134,7 @@ def for_host_sends(topology: Topology, rates: HostSends | None) -> Topology:
                 latency_s=0.0,
             )
         )
-    staged = Machine(
-        machine.name, tuple(devices), tuple(links), machine.peer_groups, machine.message_latency_s
-    )
-    return replace(topology, machine=staged)
+    return replace(topology, machine=replace(machine, devices=tuple(devices), links=tuple(links)))
 
 
 def _part(link: Link, first: str, second: str, bytes_per_s: float, *, duplex: bool) -> Link:

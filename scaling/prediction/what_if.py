@@ -115,7 +115,7 @@ def _peer_access(topology: Topology, value: str) -> Topology:
         raise TopologyError(f"what-if peer_access={value}: allowed are on and off")
     gpus = frozenset(gpu.id for gpu in topology.machine.of_kind("gpu"))
     groups = (gpus,) if value == "on" else ()
-    return replace(topology, machine=replace(topology.machine, peer_groups=groups))
+    return replace(topology, machine=replace(topology.machine, peer_groups=groups, other_peers_unknown=False))
 
 
 def _gpus(topology: Topology, value: str) -> Topology:

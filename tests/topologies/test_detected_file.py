@@ -101,6 +101,8 @@ def test_gpus_below_one_root_port_share_a_switch_of_their_socket():
 ])  # fmt: skip
 def test_peer_access_is_told_in_the_fewest_groups(pairs, said):
     assert peer_access(["a", "b", "c"], pairs) == said
+    of_others = {"none": "unknown", "all": "all"}[said] if isinstance(said, str) else [*said, "unknown"]
+    assert peer_access(["a", "b", "c"], pairs, "unknown") == of_others
 
 
 class TestText:

@@ -1,5 +1,6 @@
 """Files of the shapes that people publish, through `scaling topology import`: the right value, or why not."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -287,10 +288,23 @@ def test_table_of_pairs_with_bridges_or_without_nvlink_says_what_is_assumed_of_t
     _, said, machine = imported(table(words), "--gpu", "A100-PCIE-80GB")
     assert links(machine)["nvlink", 300.0] == 2
     reached = [machine.machine.peer_access(f"gpu{at}", f"gpu{at + 1}") for at in (0, 1)]
-    assert reached == [True, False]
-    assert "others are taken to have none: change peer_access if they do" in said
+    assert (reached, machine.machine.other_peers_unknown) == ([True, False], True)
+    assert "of others it is unknown, and they are priced without" in said
     words = every(lambda at, to: "NODE" if at // 4 == to // 4 else "SYS")
     _, said, machine = imported(table(words), "--gpu", "L40S")
-    assert not machine.machine.peer_groups
+    assert (machine.machine.peer_groups, machine.machine.other_peers_unknown) == ((), True)
     assert "peer access: the table does not say" in said
     assert "PCIe generations and widths" in said
+
+
+def test_prediction_of_unknown_peer_access_is_the_slower_one_and_says_so(imported, call):
+    imported(table(every(lambda at, to: "PIX" if at // 2 == to // 2 else "NODE", 4)), "--gpu", "L40S")
+    words = ("predict", "mnist", "--topology", "box.yaml", "--world-sizes", "4", "device=cuda", "--json")
+    found = {}
+    for changes in ((), ("--what-if", "peer_access=on"), ("--what-if", "peer_access=off")):
+        rows = json.loads(call.printed(*words, *changes))
+        found[changes[1:]] = {row["aggregator"]: row["exchange_s"] for row in rows}
+        noted = {row["aggregator"] for row in rows if "is unknown" in " ".join(row["notes"])}
+        assert noted == (set() if changes else {"all_reduce", "ring", "tree", "one_bit"})
+    assert found[()] == found[("peer_access=off",)]
+    assert found[()]["all_reduce"] > found[("peer_access=on",)]["all_reduce"]

@@ -99,11 +99,16 @@ class TestWhatAFileSays:
         assert (links[-1].count, links[-1].bandwidth_bytes_per_s, links[-1].latency_s) == (2, 16e9, 1e-6)
 
     @pytest.mark.parametrize(
-        ("access", "peers"), [("all", True), ("none", False), ([["gpu0", "gpu1"]], True), ([], False)]
+        ("access", "peers"),
+        [
+            *(("all", (True, False)), ("none", (False, False)), ([], (False, False))),
+            *(([["gpu0", "gpu1"]], (True, False)), ("unknown", (False, True))),
+            ([["gpu0", "gpu1"], "unknown"], (True, True)),
+        ],
     )
-    def test_peer_access_is_all_none_or_groups(self, write, access, peers):
-        folder = write(small=changed(SMALL, ["peer_access"], access))
-        assert load(folder / "small.yaml").machine.peer_access("gpu0", "gpu1") is peers
+    def test_peer_access_is_all_none_or_groups_or_of_others_unknown(self, write, access, peers):
+        machine = load(write(small=changed(SMALL, ["peer_access"], access)) / "small.yaml").machine
+        assert (machine.peer_access("gpu0", "gpu1"), machine.other_peers_unknown) == peers
 
 
 class TestTheDocument:
@@ -190,7 +195,7 @@ WRONG = [
     (["links", 2], {"type": "pcie", "between": ["gpu1", "gpu0"]}, "no route from gpu 'gpu0' to host_memory"),
     (["links", 0], {"type": "pcie", "between": ["cpu0", "gpu0"]}, "no route from gpu 'gpu0' to host_memory"),
     (["device_types", "memory", "kind"], "gpu", "no device of kind 'host_memory'"),
-    (["peer_access"], "some", "peer_access is 'some'; allowed: all, none, or lists of GPUs"),
+    (["peer_access"], "some", "peer_access is 'some'; allowed: all, none, unknown, or lists of GPUs"),
     (["peer_access"], [["gpu0", "cpu0"]], "peer_access.0: unknown GPU 'cpu0'; did you mean 'gpu0'?"),
     (["peer_access"], [["gpu0"]], "a group needs two different GPUs"),
     (["message_latency_s", "staged"], -1, "message_latency_s.staged is -1"),
