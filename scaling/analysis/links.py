@@ -88,15 +88,14 @@ class LinkUse:
 
 @dataclass(frozen=True)
 class CellLinks:
-    """A cell's links, in the order in which its exchange uses them. `assumed`: a library that exchanges in
-    its own way, and the schedule whose bytes stand for it; or empty."""
+    """A cell's links, in the order in which its exchange uses them."""
 
     cell_id: str
     aggregator: str
     name: str
     world_size: int
     uses: list[LinkUse]
-    assumed: str = ""
+    assumed: str = ""  # a library that exchanges in its own way, and the schedule that stands for it
 
 
 def links_of(

@@ -50,12 +50,9 @@ class Combination:
 
 @dataclass(frozen=True)
 class Decision:
-    """The difference of a mean from that of (the other) exact combinations; what it may be by chance in that
-    direction; WITHIN, WORSE or BETTER."""
-
-    difference: float
-    noise: float
-    verdict: str
+    difference: float  # of a mean from that of (the other) exact combinations
+    noise: float  # what it may be by chance in that direction
+    verdict: str  # WITHIN, WORSE or BETTER
 
 
 @dataclass(frozen=True)

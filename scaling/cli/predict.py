@@ -123,13 +123,10 @@ def predict(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is predicted: cells of a study, or mappings of an attached script, which has no `study`, but
-    `tensor_shapes`; `left_out`: those that the machine has no place for."""
-
-    cells: list[Any]
-    left_out: list[NotPredicted]
+    cells: list[Any]  # of a study, or mappings of an attached script
+    left_out: list[NotPredicted]  # those that the machine has no place for
     study: Study | None
-    tensor_shapes: str = ""
+    tensor_shapes: str = ""  # of a script
 
 
 def _asked(

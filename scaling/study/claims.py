@@ -104,13 +104,12 @@ class ClaimsFile(Strict):
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim with what was found. `assumption`: under which it holds; "" of the other verdicts; `found`:
-    assumption -> each check's text with its value and whether it holds."""
+    """A claim with what was found."""
 
     claim: Claim
     verdict: Verdict
-    assumption: str
-    found: Mapping[str, Sequence[tuple[str, bool]]]
+    assumption: str  # under which it holds; "" of the other verdicts
+    found: Mapping[str, Sequence[tuple[str, bool]]]  # assumption -> each check's text and whether it holds
 
 
 def read_claims(path: Path) -> ClaimsFile:

@@ -31,15 +31,13 @@ MOST_CHARACTERS = 100_000  # of a variable; Linux takes 131,072. Workers of a lo
 
 @dataclass(frozen=True)
 class Settings:
-    """What must be the same for all cells of a launch, since it is fixed when its processes start.
-    `variables`: names and values of environment variables (`Aggregator.start_up`); `workers_per_gpu`: that
-    share a GPU; None where none do."""
+    """What must be the same for all cells of a launch, since it is fixed when its processes start."""
 
     world_size: int
     device: str
     threads: int
     peer_access: bool | None
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()  # of the environment (`Aggregator.start_up`)
     workers_per_gpu: int | None = field(default=None, repr=False)  # cells' order is drawn by what is shown
 
     @classmethod

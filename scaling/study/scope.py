@@ -111,11 +111,10 @@ def _library(cell: AnyCell) -> str | None:
 
 @dataclass(frozen=True)
 class RunnableStudy:
-    """A study as one launch can run it. `study`: without the cells whose library the launch lacks; `lacking`:
-    the library of each of those that are this launch's concern, by the cell's identity."""
+    """A study as one launch can run it."""
 
-    study: ResolvedStudy
-    lacking: dict[str, str]
+    study: ResolvedStudy  # without the cells whose library the launch lacks
+    lacking: dict[str, str]  # id of each of those that are this launch's concern -> library
 
     def record_missing_libraries(self, folder: ResultsFolder) -> list[str]:
         """Writes to the runs that stay planned why they do; returns a line for each library."""

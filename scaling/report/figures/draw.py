@@ -61,13 +61,12 @@ PAPER_SCALE = 0.8  # of the text in such a figure: 7 points for 9
 
 @dataclass(frozen=True)
 class Formats:
-    """In which forms figures are saved besides the page's SVG: as pixels; for a column of a paper, in
-    figures/paper, with `titles` or only captions; `everything`: also those of all groups of a large study."""
+    """In which forms figures are saved besides the page's SVG."""
 
     png: bool = False
-    paper: bool = False
-    titles: bool = False
-    everything: bool = False
+    paper: bool = False  # for a column of a paper, in figures/paper
+    titles: bool = False  # there with titles, not only captions
+    everything: bool = False  # also those of all groups of a large study
 
 
 PAGE_ONLY = Formats()

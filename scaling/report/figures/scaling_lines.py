@@ -60,16 +60,15 @@ _STANDS_OUT = (LIBRARY, "none")
 
 @dataclass(frozen=True)
 class ScalingLine:
-    """One aggregator's values, in one of its variants if it has several, which `name` tells. `low` and `high`
-    are NaN where there is no interval; `high` may be infinite. `tips`: a text a point."""
+    """One aggregator's values, in one of its variants if it has several."""
 
     aggregator: str
-    name: str
+    name: str  # with the variant
     world_sizes: list[int]
     values: list[float]
-    low: list[float]
+    low: list[float]  # low, high: NaN where there is no interval; the latter may be infinite
     high: list[float]
-    tips: list[str]
+    tips: list[str]  # a text a point
 
     @property
     def is_bound(self) -> bool:
