@@ -8,7 +8,6 @@ control arm, and never one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -26,13 +25,12 @@ from scaling.analysis.columns import (
     shares_gpus,
     workers_of,
 )
-from scaling.analysis.decisions import Difference, with_variance
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import Differing, differing_settings, given_of, settings_to_name
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.samples import CellResult
 from scaling.analysis.seed_noise import Trainings
-from scaling.analysis.study_scatter import MODERATED, CellTimes, StudyScatter, study_scatter
+from scaling.analysis.study_scatter import CellTimes
 from scaling.axes import Axis, Role, Shared, columns, fixed_batch, with_columns
 from scaling.measure.statistics import ONE_LAUNCH
 
@@ -108,40 +106,6 @@ class CandidateSet:
     given: dict[str, Any]
     candidates: list[Candidate]  # by value, the smallest first
     excluded: list[Excluded]  # cells that may not be chosen
-
-
-@dataclass(frozen=True)
-class Scatters:
-    """How candidates scatter over launches: the study's times, and what else is made smallest."""
-
-    of_times: StudyScatter
-    of_values: StudyScatter | None
-
-    def difference(self, first: Candidate, second: Candidate) -> Difference:
-        log_factor = math.log(second.factor / first.factor)
-        difference = (self.of_values or self.of_times).difference(first.cell_id, second.cell_id, log_factor)
-        left_open = (first.open_ratio**2 + second.open_ratio**2) / 3  # evenly within the instrument's step
-        return with_variance(difference, left_open, difference.degrees or 1.0) if left_open else difference
-
-
-def scatters_of(
-    objective: str, sets: Sequence[CandidateSet], of_times: StudyScatter
-) -> tuple[Scatters, list[CandidateSet]]:
-    """The scatter of all workloads' candidates, and the workloads with intervals from that scatter."""
-    if objective not in (ACCURACY, ENERGY, MEMORY):
-        return Scatters(of_times, None), list(sets)
-    candidates = [one for workload in sets for one in workload.candidates]
-    of_values = study_scatter({one.cell_id: one.times for one in candidates})
-
-    def with_interval(one: Candidate) -> Candidate:
-        if (interval := of_values.interval(one.cell_id)) is None:
-            return one
-        low, high = interval[0] * (1 - one.open_ratio), interval[1] * (1 + one.open_ratio)
-        return replace(one, low=low, high=high, method=MODERATED)
-
-    return Scatters(of_times, of_values), [
-        replace(workload, candidates=[*map(with_interval, workload.candidates)]) for workload in sets
-    ]
 
 
 def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[CandidateSet]:

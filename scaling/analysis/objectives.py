@@ -1,13 +1,14 @@
-"""The objectives of `recommend`, as a user writes them, and trade-offs between two of them.
+"""The objectives of `recommend`, as users write them, the scatter of their values, and trade-offs.
 
-A trade-off has the settings that no other one beats in two values, both to be small.
+A trade-off between two objectives has the settings that no other one beats in two values, both to be small.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from scaling.analysis.candidates import (
@@ -19,9 +20,11 @@ from scaling.analysis.candidates import (
     NO_EXCHANGE,
     TIME,
     Candidate,
+    CandidateSet,
 )
-from scaling.analysis.decisions import TIE_RATIO
+from scaling.analysis.decisions import TIE_RATIO, Difference, with_variance
 from scaling.analysis.findings import Finding
+from scaling.analysis.study_scatter import MODERATED, StudyScatter, study_scatter
 from scaling.errors import ScalingError
 
 AGAINST_TIME = (MEMORY, HOURS, ENERGY)  # weighed against the time of a step, which breaks ties in them
@@ -84,6 +87,41 @@ TARGET = "time-to-target"  # of settings that were not trained: `scaling.analysi
 OBJECTIVES = (TIME, ACCURACY, f"{EFFICIENCY} >= 0.8", HOURS, ENERGY, MEMORY)  # one of each, as an example
 
 _EFFICIENCY = re.compile(rf"\s*{EFFICIENCY}\s*(?:>=|>|≥)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+
+
+@dataclass(frozen=True)
+class Scatters:
+    """How candidates scatter over launches: the study's times, and what else is made smallest."""
+
+    of_times: StudyScatter
+    of_values: StudyScatter | None
+
+    def difference(self, first: Candidate, second: Candidate) -> Difference:
+        log_factor = math.log(second.factor / first.factor)
+        difference = (self.of_values or self.of_times).difference(first.cell_id, second.cell_id, log_factor)
+        left_open = (first.open_ratio**2 + second.open_ratio**2) / 3  # evenly within the instrument's step
+        return with_variance(difference, left_open, difference.degrees or 1.0) if left_open else difference
+
+
+def scatters_and_intervals(
+    objective: str, sets: Sequence[CandidateSet], of_times: StudyScatter
+) -> tuple[Scatters, list[CandidateSet]]:
+    """The scatter of all workloads' candidates, and the workloads with intervals from that scatter.
+    Time to an accuracy, energy and memory have a scatter of their own, other objectives that of the steps."""
+    if objective not in (ACCURACY, ENERGY, MEMORY):
+        return Scatters(of_times, None), list(sets)
+    candidates = [one for workload in sets for one in workload.candidates]
+    of_values = study_scatter({one.cell_id: one.times for one in candidates})
+
+    def with_interval(one: Candidate) -> Candidate:
+        if (interval := of_values.interval(one.cell_id)) is None:
+            return one
+        low, high = interval[0] * (1 - one.open_ratio), interval[1] * (1 + one.open_ratio)
+        return replace(one, low=low, high=high, method=MODERATED)
+
+    return Scatters(of_times, of_values), [
+        replace(workload, candidates=[*map(with_interval, workload.candidates)]) for workload in sets
+    ]
 
 
 @dataclass(frozen=True)

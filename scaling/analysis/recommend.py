@@ -27,8 +27,6 @@ from scaling.analysis.candidates import (
     Candidate,
     CandidateSet,
     Excluded,
-    Scatters,
-    scatters_of,
     within_memory,
     workloads,
 )
@@ -46,7 +44,15 @@ from scaling.analysis.decisions import (
 from scaling.analysis.explain import doubts_of, explain_cell, limit_of
 from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
-from scaling.analysis.objectives import AGAINST_TIME, OBJECTIVES, Objective, parse_objective, trade_off
+from scaling.analysis.objectives import (
+    AGAINST_TIME,
+    OBJECTIVES,
+    Objective,
+    Scatters,
+    parse_objective,
+    scatters_and_intervals,
+    trade_off,
+)
 from scaling.analysis.samples import CellResult
 
 __all__ = ["OBJECTIVES", "Choice", "Recommendation", "recommend"]
@@ -172,7 +178,7 @@ def recommend(
     sets = workloads(wanted.name, study.rows, cells)
     if max_memory_bytes is not None:
         sets = [within_memory(candidates, max_memory_bytes) for candidates in sets]
-    scatters, chosen_from = scatters_of(wanted.name, sets, study.scatter)
+    scatters, chosen_from = scatters_and_intervals(wanted.name, sets, study.scatter)
 
     def limit(row: Row) -> Finding | None:
         return limit_of(explain_cell(row, study))

@@ -102,7 +102,7 @@ def verdict_of(
         "ruled_out": [_setting(other, choice) for other in slower if other.row["world_size"] == size],
         "ruled_out_sizes": sorted({other.row["world_size"] for other in slower} - {size, *open_sizes}),
         "remarks": recommendation.remarks,
-        **_lossy(choice, excluded),
+        **_lossy_of_unknown_accuracy(choice, excluded),
         "next_best": _next_best(choice, slower, recommendation.ratios),
         "other_size": _best_of_other_sizes(choice, others),
         "limit": recommendation.limit,
@@ -163,7 +163,7 @@ def _timed_lossy(excluded: Sequence[Excluded]) -> list[Row]:
     return [row for row in rows if row["iteration_s"] is not None]
 
 
-def _lossy(choice: Candidate, excluded: Sequence[Excluded]) -> dict[str, list[str]]:
+def _lossy_of_unknown_accuracy(choice: Candidate, excluded: Sequence[Excluded]) -> dict[str, list[str]]:
     """Lossy aggregators of unknown accuracy in the choice's setting: as fast ones, and too uncertain ones."""
     same = ("world_size", *columns(role=Role.CHOSEN))
     as_fast: dict[str, None] = {}

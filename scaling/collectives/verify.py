@@ -9,6 +9,8 @@ A place (one chunk at one node) holds a set of contributions, kept as a bit mask
 3. After the last step every rank must hold every contribution in every chunk. As no add ever joined a
    contribution twice, each is there exactly once.
 
+Whether the sum ends where an aggregator takes its step is checked in `scaling.conformance.check_schedule`.
+
 What is refused is a `ScheduleError` that names the schedule, the step (from 0), the nodes and the chunk.
 What a schedule is made of is checked first: whole numbers, transfers, chunks that cover the buffer. A float
 that equals a rank, or a bool that equals a chunk, passes many comparisons and fails where tensors are cut;

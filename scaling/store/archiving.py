@@ -181,7 +181,7 @@ def remove(folder: Path, files: Iterable[Path]) -> None:
 
 def table(files: dict[RankFile, Path]) -> bytes:
     """The compressed table of these samples; the same bytes whenever it is made of the same files."""
-    columns = columns_of(keys for path in files.values() for keys in _keys(path))
+    columns = columns_in_order(keys for path in files.values() for keys in _keys(path))
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as compressed,
@@ -197,8 +197,9 @@ def table(files: dict[RankFile, Path]) -> bytes:
     return packed.getvalue()
 
 
-def columns_of(orders: Iterable[tuple[str, ...]]) -> list[str]:
-    """All keys, each behind the one that it follows where it is first seen."""
+def columns_in_order(orders: Iterable[tuple[str, ...]]) -> list[str]:
+    """The columns of a table of samples with different keys: all keys, each behind the one that it follows
+    where it is first seen."""
     columns: list[str] = []
     for keys in dict.fromkeys(orders):
         position = 0

@@ -92,7 +92,8 @@ def test_table_has_a_column_for_each_key_in_their_order_and_a_row_for_each_line(
     assert [bool(row["line"]) for row in own] == [False] * 5 + [True, True, False]
     (cut_off,) = (row for row in rows if row["attempt"])
     assert (cut_off["attempt"], cut_off["step_s"]) == ("1", "9.0")
-    assert archiving.columns_of([("a", "c"), ("a", "b", "c"), ("c", "d"), ("d", "a")]) == ["a", "b", "c", "d"]
+    orders = [("a", "c"), ("a", "b", "c"), ("c", "d"), ("d", "a")]
+    assert archiving.columns_in_order(orders) == ["a", "b", "c", "d"]
     text = f"{A},0,,0,,,1\n{A},0,,1,,,1\n{A},0,,0,,,1\n"
     with pytest.raises(ValueError, match="do not stand together"):
         archive._places(io.BytesIO(text.encode()))
