@@ -221,7 +221,7 @@ NOT_LOCAL = [
 @pytest.mark.parametrize(("make", "changes", "message"), [
     *((cells, *case) for case in REFUSED),
     *((local, {"sync_every": 4, **changes}, message) for changes, message in NOT_LOCAL),
-], ids=str)  # fmt: skip
+], ids=lambda value: "" if callable(value) else str(value))  # fmt: skip
 def test_combinations_that_cannot_be_are_refused_by_name(make, changes, message):
     with pytest.raises(StudyError, match=message):
         make(**changes)
