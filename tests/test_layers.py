@@ -79,7 +79,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.history": STUDYING | READING | {"scaling.cli.run", "scaling.cli.run_against"},
     "scaling.cli.tune": STUDYING | READING | {"scaling.cli.run", "scaling.prediction"},
     "scaling.cli.run_against": STUDYING | READING | {"scaling.cli.compare"},
-    "scaling.cli.topology": STUDYING | {"scaling.measure.probe.run"},
+    "scaling.cli.topology": STUDYING | {"scaling.measure.probe.run", "scaling.report"},
     "scaling.cli.synthesize": GROUND
     | {"scaling.cli.options", "scaling.cli.schedule", "scaling.collectives", "scaling.report"},
     "scaling.cli.verify": AGGREGATION

@@ -165,15 +165,16 @@ def _rate(what: str, bytes_per_s: float | None) -> str:
 
 
 def _link_row(link: Link) -> list[str]:
-    bandwidth = gigabytes_per_s(link.bandwidth_bytes_per_s)
-    if not link.duplex:
-        bandwidth += " both directions together"
-    elif link.back_bytes_per_s is None:
-        bandwidth += " each direction"
-    else:
-        bandwidth += f" there, {gigabytes_per_s(link.back_bytes_per_s)} back"
     kind = f"{link.count} x {link.kind}" if link.count > 1 else link.kind
-    return [f"{link.first} - {link.second}", kind, bandwidth, microseconds(link.latency_s)]
+    return [f"{link.first} - {link.second}", kind, link_rate(link), microseconds(link.latency_s)]
+
+
+def link_rate(link: Link, cables: int = 1) -> str:
+    """Of the link, or of one of its `cables`."""
+    there = gigabytes_per_s(link.bandwidth_bytes_per_s / cables)
+    if link.back_bytes_per_s is not None:
+        return f"{there} there, {gigabytes_per_s(link.back_bytes_per_s / cables)} back"
+    return f"{there} {'each direction' if link.duplex else 'both directions together'}"
 
 
 def _network(topology: Topology) -> list[str]:

@@ -10,7 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import combinations
+
+import networkx as nx
 
 from topologies.model import Device, Machine
 
@@ -21,6 +24,8 @@ BOX_HEIGHT = 58
 NIC_WIDTH, NIC_HEIGHT = 66, 34
 ROW_GAP = 56
 TRACK = 24  # height of a track below the GPUs, in which a direct link between two of them runs
+ROWS = ("host_memory", "cpu", "pcie_switch", "nic", "gpu", "nvswitch")
+TOP = ""  # of the tree, above the CPUs
 
 
 @dataclass(frozen=True)
@@ -44,184 +49,120 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """All boxes by device id, and the size that they take."""
+    """All boxes, and the size that they take."""
 
     boxes: Mapping[str, Box]  # by device id
     tracks: Mapping[str, int]  # link id -> the track of a direct link between two GPUs, from 0 down
-    ends: Mapping[str, tuple[str, str]]  # link id -> the GPUs of such a link
     width: float  # width, height: of everything
     height: float
 
 
 def lay_out(machine: Machine) -> Layout:
     """Places the devices of a machine; the upper left corner is (0, 0)."""
-    parents = hang(machine)
-    columns = _columns(machine, parents)
-    spans = {device.id: _span(device, machine, parents, columns) for device in machine.devices}
-    left = _column_edges(machine, parents, columns)
-    tracks = _tracks(machine, spans)
-    tops = _row_tops(machine, parents, num_tracks=max(tracks.values(), default=-1) + 1)
+    tree = hang(machine)
+    columns = _columns(machine, tree)
+    spans = {device.id: _span(device, machine, tree, columns) for device in machine.devices}
+    left, x = dict[int, float](), 0.0
+    roots = {columns[id_]: root for root in tree[TOP] for id_ in _below(tree, root) if id_ in columns}
+    for column in sorted(roots):
+        x += GROUP_GAP if column and roots[column] != roots[column - 1] else 0
+        left[column], x = x, x + COLUMN
+    tracks = _tracks(machine, columns)
+    height_of_tracks = TRACK * (max(tracks.values(), default=-1) + 1)
+    rows = {device.id: _row(device, machine, tree) for device in machine.devices}
+    tops, y = dict[tuple[int, int], float](), 0.0
+    for row in sorted(set(rows.values())):
+        y += height_of_tracks if ROWS[row[0]] == "nvswitch" and row[1] == 0 else 0
+        tops[row] = y
+        y += (NIC_HEIGHT + 16 if ROWS[row[0]] == "nic" else BOX_HEIGHT) + ROW_GAP
     boxes = {}
     for device in machine.devices:
         first, last = spans[device.id]
-        x, width = left[first] + PAD / 2, left[last] + COLUMN - left[first] - PAD
-        boxes[device.id] = Box(device, x, tops[_row(device, machine, parents)], width, BOX_HEIGHT)
-    boxes |= _side_by_side(boxes)
-    nics = machine.of_kind("nic")
-    boxes |= {nic.id: replace(boxes[nic.id], width=NIC_WIDTH, height=NIC_HEIGHT) for nic in nics}
-    ends = {link.id: (link.first, link.second) for link in machine.links if link.id in tracks}
+        box_x, width = left[first] + PAD / 2, left[last] + COLUMN - left[first] - PAD
+        if device.kind == "host_memory":  # several of a CPU share its width
+            (above,) = tree.predecessors(device.id)
+            same = [id_ for id_ in tree[above] if above and machine.by_id[id_].kind == "host_memory"]
+            width = (width + PAD) / max(len(same), 1) - PAD
+            box_x += (width + PAD) * (same.index(device.id) if same else 0)
+        size = (NIC_WIDTH, NIC_HEIGHT) if device.kind == "nic" else (width, BOX_HEIGHT)
+        boxes[device.id] = Box(device, box_x, tops[rows[device.id]], *size)
     height = max(box.bottom for box in boxes.values())
-    if not machine.of_kind("nvswitch"):
-        height += TRACK * (max(tracks.values(), default=-1) + 1)
-    return Layout(boxes, tracks, ends, max(left.values()) + COLUMN, height)
+    return Layout(boxes, tracks, x, height if machine.of_kind("nvswitch") else height + height_of_tracks)
 
 
-def hang(machine: Machine) -> dict[str, str]:
-    """Device -> the CPU or PCIe switch that it hangs on; a host memory hangs on its CPU too."""
-    roots = [device.id for device in machine.of_kind("cpu")]
-    parents: dict[str, str] = {}
-    queue = list(roots)
-    while queue:
-        above = queue.pop(0)
-        for link in machine.links:
-            if above not in (link.first, link.second):
-                continue
-            below = link.second if link.first == above else link.first
-            if below in parents or below in roots or machine.by_id[below].kind == "nvswitch":
-                continue
-            parents[below] = above
-            if machine.by_id[below].kind == "pcie_switch":
-                queue.append(below)
-    return parents
+def hang(machine: Machine) -> nx.DiGraph[str]:
+    """The tree of the CPUs, and of PCIe switches, GPUs, NICs and host memories below them; a device that no
+    CPU leads to hangs on the top."""
+    kinds = {device.id: device.kind for device in machine.devices if device.kind != "nvswitch"}
+    order = [TOP, *kinds]
+    graph: nx.Graph[str] = nx.Graph()
+    graph.add_nodes_from(kinds)
+    for a, b in ((link.first, link.second) for link in machine.links):
+        ends = {kinds.get(a), kinds.get(b)}
+        if None not in ends and ends & {"cpu", "pcie_switch"} and ends != {"cpu"}:
+            graph.add_edge(a, b)
+    for together in list(nx.connected_components(graph)):
+        cpus = [id_ for id_ in together if kinds[id_] == "cpu"]
+        graph.add_edges_from((TOP, id_) for id_ in cpus or together)
+    return nx.bfs_tree(graph, TOP, sort_neighbors=lambda ids: sorted(ids, key=order.index))
 
 
-def _columns(machine: Machine, parents: Mapping[str, str]) -> dict[str, int]:
+def _below(tree: nx.DiGraph[str], device: str) -> set[str]:
+    return {device, *nx.descendants(tree, device)}
+
+
+def _columns(machine: Machine, tree: nx.DiGraph[str]) -> dict[str, int]:
     """Device -> column, for the devices that have one of their own or share it with a GPU (NICs)."""
     columns: dict[str, int] = {}
+    sharing: dict[str, str] = {}  # NIC -> GPU
+    for above in nx.dfs_preorder_nodes(tree, TOP):
+        below = [machine.by_id[id_] for id_ in tree[above]]
+        nics, gpus = ([device.id for device in below if device.kind == kind] for kind in ("nic", "gpu"))
+        sharing |= dict(zip(nics, gpus, strict=False))
     number = 0
-    for root in [d.id for d in machine.devices if d.id not in parents and d.kind != "nvswitch"]:
-        number = _place_below(machine, parents, root, number, columns)
-    return columns
-
-
-def _place_below(
-    machine: Machine, parents: Mapping[str, str], above: str, number: int, columns: dict[str, int]
-) -> int:
-    """Gives columns to all below a device, from `number` on; returns the next free one."""
-    start = number
-    below = [d for d in machine.devices if parents.get(d.id) == above and d.kind != "host_memory"]
-    gpus = [device.id for device in below if device.kind == "gpu"]
-    nics = [device.id for device in below if device.kind == "nic"]
-    for device in below:
-        if device.kind == "gpu":
-            columns[device.id] = number
+    for id_ in list(nx.dfs_preorder_nodes(tree, TOP))[1:]:
+        is_memory = machine.by_id[id_].kind == "host_memory" and id_ not in tree[TOP]
+        is_leaf = all(machine.by_id[below].kind == "host_memory" for below in tree[id_])
+        if is_leaf and not is_memory and id_ not in sharing:
+            columns[id_] = number
             number += 1
-        elif device.kind != "nic":
-            number = _place_below(machine, parents, device.id, number, columns)
-    for at, nic in enumerate(nics):
-        if at < len(gpus):
-            columns[nic] = columns[gpus[at]]
-        else:
-            columns[nic] = number
-            number += 1
-    if number == start:
-        columns[above] = number
-        number += 1
-    return number
+    return columns | {nic: columns[gpu] for nic, gpu in sharing.items()}
 
 
 def _span(
-    device: Device, machine: Machine, parents: Mapping[str, str], columns: Mapping[str, int]
+    device: Device, machine: Machine, tree: nx.DiGraph[str], columns: Mapping[str, int]
 ) -> tuple[int, int]:
     """The first and the last column of a device."""
     if device.kind == "nvswitch":
-        ends = [{link.first, link.second} for link in machine.links if device.id in (link.first, link.second)]
-        under = [columns[end] for pair in ends for end in pair if end in columns] or list(columns.values())
-    elif device.kind == "host_memory" and device.id in parents:
-        return _span(machine.by_id[parents[device.id]], machine, parents, columns)
+        links = [{link.first, link.second} for link in machine.links]
+        ids = set().union(*(ends for ends in links if device.id in ends))
     else:
-        under = [column for other, column in columns.items() if device.id in _line(other, parents)]
+        (above,) = tree.predecessors(device.id)
+        ids = _below(tree, above if device.kind == "host_memory" and above else device.id)
+    under = [columns[id_] for id_ in ids if id_ in columns] or list(columns.values())
     return min(under, default=0), max(under, default=0)
 
 
-def _line(device: str, parents: Mapping[str, str]) -> list[str]:
-    """A device and all that it hangs on, up to the root."""
-    devices = [device]
-    while devices[-1] in parents:
-        devices.append(parents[devices[-1]])
-    return devices
+def _row(device: Device, machine: Machine, tree: nx.DiGraph[str]) -> tuple[int, int]:
+    """Number of the row of its kind, and within that: PCIe switches by depth, NVSwitches one by one."""
+    level = 0
+    if device.kind == "pcie_switch":
+        level = int(nx.shortest_path_length(tree, TOP, device.id))
+    elif device.kind == "nvswitch":
+        level = machine.of_kind("nvswitch").index(device)
+    return ROWS.index(device.kind), level
 
 
-def _column_edges(
-    machine: Machine, parents: Mapping[str, str], columns: Mapping[str, int]
-) -> dict[int, float]:
-    """Column -> its left edge; a gap between the columns of different roots."""
-    roots = {column: _line(device, parents)[-1] for device, column in columns.items()}
-    edges: dict[int, float] = {}
-    x = 0.0
-    for column in sorted(roots):
-        if column and roots[column] != roots[column - 1]:
-            x += GROUP_GAP
-        edges[column] = x
-        x += COLUMN
-    return edges
-
-
-def _row(device: Device, machine: Machine, parents: Mapping[str, str]) -> str:
-    if device.kind != "pcie_switch":
-        return device.id if device.kind == "nvswitch" else device.kind
-    depth = sum(machine.by_id[above].kind == "pcie_switch" for above in _line(device.id, parents))
-    return f"pcie_switch{depth}"
-
-
-def _row_tops(machine: Machine, parents: Mapping[str, str], num_tracks: int) -> dict[str, float]:
-    """Row -> the y of its upper edge; rows without a device take no room."""
-    used = {_row(device, machine, parents) for device in machine.devices}
-    switches = sorted(row for row in used if row.startswith("pcie_switch"))
-    nvswitches = [device.id for device in machine.of_kind("nvswitch")]
-    tops: dict[str, float] = {}
-    y = 0.0
-    for row in ("host_memory", "cpu", *switches, "nic", "gpu", *nvswitches):
-        if row in used:
-            tops[row] = y
-            y += (NIC_HEIGHT + 16 if row == "nic" else BOX_HEIGHT) + ROW_GAP
-        if row == "gpu":
-            y += num_tracks * TRACK
-    return tops
-
-
-def _tracks(machine: Machine, spans: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+def _tracks(machine: Machine, columns: Mapping[str, int]) -> dict[str, int]:
     """Link id -> track of the direct links between GPUs: short ones above, and none over another."""
     gpus = {device.id for device in machine.of_kind("gpu")}
     direct = [link for link in machine.links if {link.first, link.second} <= gpus]
-    ends = {link.id: tuple(sorted((spans[link.first][0], spans[link.second][0]))) for link in direct}
-    taken: list[list[tuple[int, ...]]] = []
-    tracks: dict[str, int] = {}
-    for link_id in sorted(ends, key=lambda identity: (ends[identity][1] - ends[identity][0], ends[identity])):
-        a, b = ends[link_id]
-        free = (at for at, others in enumerate(taken) if all(b < c or d < a for c, d in others))
-        track = next(free, len(taken))
-        if track == len(taken):
-            taken.append([])
-        taken[track].append((a, b))
-        tracks[link_id] = track
+    ends = {link.id: sorted((columns[link.first], columns[link.second])) for link in direct}
+    meeting: nx.Graph[str] = nx.Graph()
+    shortest_first = sorted((b - a, a, id_) for id_, (a, b) in ends.items())
+    meeting.add_nodes_from(id_ for _, _, id_ in shortest_first)
+    meeting.add_edges_from(
+        (a, b) for a, b in combinations(ends, 2) if ends[a][0] <= ends[b][1] and ends[b][0] <= ends[a][1]
+    )
+    tracks: dict[str, int] = nx.greedy_color(meeting, lambda graph, _: list(graph))
     return tracks
-
-
-def _side_by_side(boxes: Mapping[str, Box]) -> dict[str, Box]:
-    """Several host memories of a CPU share its width."""
-    by_place: dict[tuple[float, float], list[Box]] = {}
-    for box in boxes.values():
-        if box.device.kind == "host_memory":
-            by_place.setdefault((box.x, box.y), []).append(box)
-    shared = {}
-    for same in by_place.values():
-        width = (same[0].width - PAD * (len(same) - 1)) / len(same)
-        for at, box in enumerate(same):
-            shared[box.device.id] = replace(box, x=box.x + at * (width + PAD), width=width)
-    return shared
-
-
-def shares_column(gpu: Box, layout: Layout) -> bool:
-    """Whether a NIC stands in the GPU's column, on the left of its link."""
-    return any(box.device.kind == "nic" and box.x == gpu.x for box in layout.boxes.values())

@@ -51,7 +51,7 @@ def show(
     machine = load(name)
     typer.echo(json.dumps(as_dict(machine), indent=1) if as_json else describe(machine))
     if svg is not None:
-        from topologies.drawing import draw
+        from scaling.report.machine_pictures import draw
 
         _write("picture", svg, draw(machine))
 

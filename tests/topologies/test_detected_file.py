@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from scaling.report.machine_pictures import draw
 from topologies.describe import describe
 from topologies.detected_file import machine_file, peer_access
-from topologies.drawing import draw
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
 from topologies.file_text import as_yaml, engineering, validated
 

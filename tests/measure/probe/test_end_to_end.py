@@ -12,8 +12,8 @@ import pytest
 
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
+from scaling.report.machine_pictures import draw
 from tests.waiting import LIMIT_S, is_running, still_there
-from topologies.drawing import draw
 from topologies.schema import load
 
 ROOT = Path(__file__).parents[3]
