@@ -32,7 +32,7 @@ def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]
     regions = _regions([cell for cell in cells if cell.launches and not cell.cell.get("aa_replicate")])
     counted = Counter(tuple(sorted(region)) for region in regions.values() if len(region) > 1)
     # Those that most regions with several have; of equally many, the larger set.
-    sizes = list(max(counted, key=lambda sizes: (counted[sizes], len(sizes)), default=()))
+    sizes = list(max(counted, key=lambda held: (counted[tuple(held)], len(tuple(held))), default=()))
     complete = {name: region for name, region in regions.items() if set(sizes) <= set(region)}
     if len(sizes) < 2:
         raise ScalingError(
