@@ -120,7 +120,13 @@ class Launcher(ABC):
     def from_environment(cls, environ: Mapping[str, str], workers_per_node: int | None = None) -> Launcher:
         """The launcher as it is here. `workers_per_node`: at most, where there are several nodes (None: as
         many as a node has GPUs). Raises ValueError: it cannot be used here; what to do."""
-        refuse_workers_per_node(cls.name, workers_per_node)
+        if workers_per_node is not None:
+            raise ValueError(f"--workers-per-node is for the launchers of Slurm; {cls.name} has one node")
+        return cls.find()
+
+    @classmethod
+    def find(cls) -> Launcher:
+        """The launcher of this host. Raises ValueError: there is none."""
         return cls()
 
     @property
@@ -134,19 +140,15 @@ class Launcher(ABC):
 
     def environment(self, spec: LaunchSpec) -> dict[str, str]:
         """The variables that the launch adds to the environment, which is passed through whole."""
+        own = self.rank_variables
         return {
             LAUNCHER_VARIABLE: self.name,
             # torchrun would set 1, with a warning; the worker sets its thread count itself as well.
             "OMP_NUM_THREADS": str(spec.threads),
             # One host: Gloo need not resolve the host's name, which on some machines fails.
             **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
-            **self._own_variables(),
+            **({RANK_VARIABLES: ",".join(own[name] for name in FIELDS)} if own else {}),
         }
-
-    def _own_variables(self) -> dict[str, str]:
-        if not self.rank_variables:
-            return {}
-        return {RANK_VARIABLES: ",".join(self.rank_variables[name] for name in FIELDS)}
 
     def before_start(self) -> None:  # noqa: B027  # most need nothing
         """To be called before each launch; most have nothing to wait for. Raises ValueError: none can be
@@ -155,9 +157,3 @@ class Launcher(ABC):
     def why_not_started(self, log: str) -> str | None:
         """Why no worker began, from what a launch printed; None: the launch is tried once more."""
         return None
-
-
-def refuse_workers_per_node(launcher: str, workers_per_node: int | None) -> None:
-    """Raises a ValueError where a launcher of one host is given a number of workers a node."""
-    if workers_per_node is not None:
-        raise ValueError(f"--workers-per-node is for the launchers of Slurm; {launcher} has one node")

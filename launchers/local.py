@@ -6,12 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launchers.base import Launcher, LaunchSpec, refuse_workers_per_node, require_loopback
+from launchers.base import Launcher, LaunchSpec, require_loopback
 from launchers.rank_info import LAUNCHER_VARIABLE
 
 
@@ -63,11 +62,7 @@ OPTIONS: dict[Family, list[str]] = {
 
 @dataclass(frozen=True)
 class MpirunLauncher(Launcher):
-    """One mpirun of this machine.
-
-    Attributes:
-        as_root: this is root, for whom Open MPI wants an option.
-    """
+    """One mpirun of this machine. `as_root`: this is root, for whom Open MPI wants an option."""
 
     name = "mpirun"
     is_mpi = True
@@ -75,14 +70,6 @@ class MpirunLauncher(Launcher):
     program: str
     family: Family
     as_root: bool
-
-    @classmethod
-    def from_environment(
-        cls, environ: Mapping[str, str], workers_per_node: int | None = None
-    ) -> MpirunLauncher:
-        """The one that `find` finds; like all launchers of this host, without `workers_per_node`."""
-        refuse_workers_per_node(cls.name, workers_per_node)
-        return cls.find()
 
     @classmethod
     def find(cls, python: str = sys.executable) -> MpirunLauncher:

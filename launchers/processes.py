@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn, Protocol
 
@@ -55,7 +56,7 @@ def start(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the launch in order
-        preexec_fn=_end_with_parent,  # noqa: PLW1509 (one system call)
+        preexec_fn=partial(signal_at_parents_death, signal.SIGTERM),  # noqa: PLW1509 (one system call)
     )
 
 
@@ -92,11 +93,6 @@ def run_to_end(
     except BaseException:
         end(process)
         raise
-
-
-def _end_with_parent() -> None:
-    """In the child: has the kernel end the launch when this process dies without a chance to do it."""
-    signal_at_parents_death(signal.SIGTERM)
 
 
 def killed_with_parent() -> None:

@@ -91,10 +91,6 @@ class JobOptions:
                     f"{self.nodes} are asked for; use more nodes, more GPUs a node, or leave that size out"
                 )
 
-    @property
-    def tasks_per_node(self) -> int:
-        return self.workers_per_node if self.style == "srun" else 1
-
 
 def seconds_of(time: str) -> int:
     """Seconds of a time in one of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises ValueError: it is
@@ -117,7 +113,7 @@ def script(options: JobOptions) -> str:
     parts = [_head(options), _setup(options)]
     if options.array:
         parts.append(_report_after_all(options))
-    return "\n".join([*parts, _TRAPS, _start(options), _WAIT, _REQUEUE])
+    return "\n".join([*parts, _TRAPS, _start(options), _END])
 
 
 def quoted(words: Sequence[str]) -> str:
@@ -147,7 +143,7 @@ def _directives(options: JobOptions) -> list[str]:
         f"--job-name={options.job_name}",
         *_queue(options),
         f"--nodes={options.nodes}",
-        f"--ntasks-per-node={options.tasks_per_node}",
+        f"--ntasks-per-node={options.workers_per_node if options.style == 'srun' else 1}",
         f"--cpus-per-task={options.cpus_per_task}",
         *([f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []),
         f"--time={options.time}",
@@ -242,7 +238,7 @@ trap 'stopped=USR1 interrupted=1; kill -USR1 "$launcher" 2> /dev/null || true' U
 trap 'stopped=TERM interrupted=1; kill -TERM "$launcher" 2> /dev/null || true' TERM
 """
 
-_WAIT = """\
+_END = """\
 while
   interrupted=
   status=0
@@ -251,9 +247,7 @@ while
 do
   :
 done
-"""
 
-_REQUEUE = """\
 # Cut off by a signal, with its state saved: back to the queue, once. A job that was cancelled stays so.
 if [ -n "$stopped" ] && [ "$status" -ge 128 ]; then
   state=$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" || true)

@@ -38,11 +38,6 @@ def task_counts(text: str) -> list[int]:
     return counts
 
 
-def rendezvous_port(job_id: str) -> int:
-    """The port at which the workers of that job meet. Raises ValueError: the id is no number."""
-    return FIRST_PORT + int(job_id) % NUM_PORTS
-
-
 def _nodes(environ: Mapping[str, str]) -> str:
     lists = (environ.get(name, "") for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
     return next((nodes for nodes in lists if nodes not in ("", NO_VALUE)), "")
@@ -55,8 +50,8 @@ def require_rank_0_there(
     Slurm sorts its node lists; with a host file (`--distribution=arbitrary`) ranks go by its order. Raises
     ValueError: naming both hosts, as far as they are known here."""
     meeting = first_host(_nodes(environ))
-    set_host = environ.get("MASTER_ADDR") or meeting
-    if _short(set_host) != _short(meeting):  # an address or another network's name: only rank 0 can tell
+    set_host, short = environ.get("MASTER_ADDR") or meeting, meeting.partition(".")[0]
+    if set_host.partition(".")[0] != short:  # an address or another network's name: only rank 0 can tell
         return
     of_rank_0 = _host_of_rank_0(environ, rank)
     if of_rank_0 is None:
@@ -64,15 +59,11 @@ def require_rank_0_there(
         if not node.isdecimal() or rank == int(node) * local_world_size + local_rank:
             return
         of_rank_0 = "another one"
-    if _short(of_rank_0) != _short(meeting):
+    if of_rank_0.partition(".")[0] != short:
         raise ValueError(
             f"the ranks would meet on {meeting}, and rank 0 is on {of_rank_0} (SLURM_HOSTFILE, or "
             "--distribution): give the hosts in the order of their names, or srun --distribution=block"
         )
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]
 
 
 def _host_of_rank_0(environ: Mapping[str, str], rank: int) -> str | None:
@@ -90,9 +81,9 @@ def rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
     """Host and port at which workers meet: MASTER_ADDR and MASTER_PORT where they are set, else derived.
     Raises ValueError: a variable is missing or is nothing of its kind; named in the message."""
     host = environ.get("MASTER_ADDR") or first_host(_nodes(environ))
-    port = environ.get("MASTER_PORT", "")
+    port, job_id = environ.get("MASTER_PORT", ""), environ.get("SLURM_JOB_ID", "")
     if port and not (port.isdecimal() and 0 < int(port) < 65_536):
         raise ValueError(f"MASTER_PORT is {port!r}; it must be a number from 1 to 65535")
-    if not port and not environ.get("SLURM_JOB_ID", "").isdecimal():
+    if not port and not job_id.isdecimal():
         raise ValueError("neither MASTER_PORT nor SLURM_JOB_ID is set to a number")
-    return host, int(port) if port else rendezvous_port(environ["SLURM_JOB_ID"])
+    return host, int(port) if port else FIRST_PORT + int(job_id) % NUM_PORTS

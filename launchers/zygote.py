@@ -241,10 +241,7 @@ class Zygotes:
         that has forked already, a trial's, counts: its repeat is the first."""
         num_started = len(self._prepared) + (self._zygote is not None)
         for _ in range(num_started, min(num_repeats, STARTED_AT_ONCE)):
-            self._start()
-
-    def _start(self) -> None:
-        self._prepared.append(Zygote(self._modules, self._environment))
+            self._prepared.append(Zygote(self._modules, self._environment))
 
     def begin_more(self, num_repeats: int) -> None:
         if self._prepared:
@@ -260,14 +257,14 @@ class Zygotes:
         if self._zygote is None or self._repeat != repeat or not self._zygote.is_alive:
             if self._zygote is not None:
                 self._zygote.close()
-            if not self._prepared:
-                self._start()
+                self._zygote = None
+            self.begin()
             self._zygote, self._repeat = self._prepared.pop(0), repeat
         self.wait_until_imported()
         return self._zygote.launch(spec, environment, log)
 
     def close(self) -> None:
-        for zygote in [*self._prepared, *([self._zygote] if self._zygote else [])]:
+        for zygote in filter(None, (*self._prepared, self._zygote)):
             zygote.close()
         self._prepared.clear()
         self._zygote = self._repeat = None

@@ -126,7 +126,8 @@ def probe(
     if samples is not None:  # first of all: the rest can be made of them again
         _write("samples", samples, measured.samples_text(as_json=samples.suffix == ".json"))
     if out is not None:
-        _write("environment", out.with_suffix(".environment.json"), measured.environment_text())
+        environment = json.dumps(measured.environment, indent=2) + "\n"
+        _write("environment", out.with_suffix(".environment.json"), environment)
     result = machine_of(measured, read_facts())
     for line in [*result.table, *result.notes, *measured.failures]:
         note(line)

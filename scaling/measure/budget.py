@@ -126,15 +126,10 @@ def arrivals_s(ranks: Sequence[RankStep]) -> Floats | None:
 
 
 def _arrivals_s(ranks: Sequence[RankStep]) -> list[list[float]] | None:
-    exchanges = [_exchanges(step) for step in ranks]
-    if not exchanges[0] or any(len(spans) != len(exchanges[0]) for spans in exchanges):
-        return None
-    starts_s = []
-    for step, spans in zip(ranks, exchanges, strict=True):
-        if step.start_s is None:
-            return None
-        starts_s.append([step.start_s + span.start_s for span in spans])
-    return starts_s
+    known = [(step, step.start_s) for step in ranks if step.start_s is not None]
+    starts_s = [[start_s + span.start_s for span in _exchanges(step)] for step, start_s in known]
+    is_whole = len(known) == len(ranks) and len(set(map(len, starts_s))) == 1
+    return starts_s if is_whole and starts_s[0] else None
 
 
 def step_budgets(ranks: Sequence[RankStep]) -> list[StepBudget]:

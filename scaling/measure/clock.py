@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -29,48 +29,31 @@ class Anchor(NamedTuple):
     uncertainty_s: float
 
 
-class Clock(Protocol):
+class MonotonicClock:
     """Takes marks now and tells the time between two of them later. `chain_s`: a mark costs so much that two
     phases which follow each other within this time on the host share one."""
 
-    chain_s: float
-    is_asynchronous: bool
+    chain_s = 0.0
+    is_asynchronous = False
 
     def mark(self) -> Any:
         """A point in the order of this rank's work."""
+        return time.perf_counter()
 
     def settle(self) -> None:
         """Waits until every mark taken is in the past. Not for use inside a measured window."""
 
     def seconds(self, start: Any, stop: Any) -> float:
         """Time from `start` to `stop`, after `settle`; negative where `stop` came first."""
+        return float(stop - start)
 
     def anchor(self) -> Anchor:
         """A mark now, and its time on the host. Settles; not for use inside a measured window."""
-
-    def reuse(self, marks: Iterable[Any]) -> None:
-        """Those marks are not needed any more."""
-
-
-class MonotonicClock:
-    chain_s = 0.0
-    is_asynchronous = False
-
-    def mark(self) -> float:
-        return time.perf_counter()
-
-    def settle(self) -> None:
-        """Nothing is pending on a CPU."""
-
-    def seconds(self, start: float, stop: float) -> float:
-        return stop - start
-
-    def anchor(self) -> Anchor:
         now = time.perf_counter()
         return Anchor(now, now, 0.0)
 
-    def reuse(self, marks: Iterable[float]) -> None:
-        """Numbers need no care."""
+    def reuse(self, marks: Iterable[Any]) -> None:
+        """Those marks are not needed any more."""
 
 
 class CudaEventClock:
@@ -127,6 +110,9 @@ def graphs_can_be_marked() -> bool:
     except TypeError:
         return False
     return True
+
+
+Clock: TypeAlias = MonotonicClock | CudaEventClock
 
 
 def clock_for(device: torch.device) -> Clock:

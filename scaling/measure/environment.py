@@ -13,9 +13,9 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -49,6 +49,7 @@ IDENTITY_WHERE_KNOWN = ("cpu_governors",)
 def collect(environ: Mapping[str, str] = os.environ, sys_folder: Path = SYS) -> dict[str, Any]:
     uses_gpus = torch.cuda.is_available()
     gpus = nvidia_gpus() if uses_gpus else []
+    cudnn, nccl = cast(Any, torch.backends.cudnn), cast(Any, torch.cuda.nccl)  # without types
     return {
         "schema_version": 1,
         "hostname": platform.node(),
@@ -66,8 +67,8 @@ def collect(environ: Mapping[str, str] = os.environ, sys_folder: Path = SYS) -> 
             "torch": torch.__version__,
             "numpy": importlib.metadata.version("numpy"),
             "cuda": torch.version.cuda,
-            "cudnn": _call(torch.backends.cudnn.version) if gpus else None,
-            "nccl": ".".join(map(str, _call(torch.cuda.nccl.version))) if gpus else None,
+            "cudnn": cudnn.version() if gpus else None,
+            "nccl": ".".join(map(str, nccl.version())) if gpus else None,
             "driver": gpus[0]["driver"] if gpus else None,
             "kernel": platform.release(),
         },
@@ -77,10 +78,6 @@ def collect(environ: Mapping[str, str] = os.environ, sys_folder: Path = SYS) -> 
         "gpu_subset": gpu_subset(find_gpus()[0], environ) if uses_gpus else [],
         "git": git_state(Path(__file__).parent),
     }
-
-
-def _call(function: Callable[[], Any]) -> Any:
-    return function()
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:

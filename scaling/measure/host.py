@@ -1,16 +1,8 @@
 """What Linux says of a rank's process on its host: the cores it may use, and how long it waited for one.
 
 A reading is taken before the measured window and one after it. `summary` makes of both what a rank's run.json
-holds under the key "host"; a value that the kernel does not tell is None:
-
-| key | what |
-|---|---|
-| window_s | seconds between the readings |
-| cpu_s | seconds of processor that all threads of the process used |
-| queued_s | seconds in which the main thread was ready to run and had no core |
-| cores | numbers of the cores that the process may use |
-
-The main thread is Python's: on a CPU it also computes, on a GPU it launches kernels.
+holds under the key "host": `cpu_s` of all threads of the process; `queued_s`, in which the main thread (which
+computes on a CPU, and launches kernels on a GPU) was ready to run and had no core; `cores`, their numbers.
 
 Reference: Linux kernel documentation, "Scheduler Statistics" (/proc/<pid>/schedstat: time on the run queue).
 """

@@ -34,9 +34,8 @@ class MatrixRate:
 
 
 def product(precision: str, size: int, device: torch.device) -> Callable[[], object]:
-    """One product of two matrices of [size, size] standard normal numbers. `precision`: float32, tf32 (the
-    same tensors, fewer digits in products), bf16 or fp16. Raises RuntimeError: memory is short, or the device
-    cannot multiply so."""
+    """One product of two matrices of [size, size] standard normal numbers; of tf32 float32 ones with fewer
+    digits in products. Raises RuntimeError: memory is short, or the device cannot multiply so."""
     shape, dtype = (size, size), DTYPES[precision]
     first, second = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
     result = torch.empty(shape, dtype=dtype, device=device)

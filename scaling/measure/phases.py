@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from scaling.aggregators.base import PhaseMarker, unmarked
 from scaling.measure.budget import PHASES
@@ -28,32 +28,24 @@ COMPUTED = ("forward", "backward")
 """Phases of which it is recorded how far the device is behind the host."""
 
 
-class Marks(Protocol):
-    """What a step marks its phases on."""
+class Marks:
+    """What a step marks its phases on: this one notes nothing."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A phase on the lane `main`."""
+        return nullcontext()
 
     def on_lane(self, lane: Lane) -> PhaseMarker:
         """Marks phases on another lane, also from another thread."""
+        return unmarked
 
     def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
         """What runs inside is no part of the phase that is open on `main`, but `communicate` on `hook`.
         `until_beside_ends`: what follows of the phase begins when the lane `comm` is done."""
-
-
-class _Unmarked:
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def on_lane(self, lane: Lane) -> PhaseMarker:
-        return unmarked
-
-    def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
         return nullcontext()
 
 
-UNMARKED: Marks = _Unmarked()
+UNMARKED = Marks()
 
 
 class _Span:
@@ -90,7 +82,7 @@ class StepSample:
     behind_s: dict[str, float] | None = None
 
 
-class PhaseRecorder:
+class PhaseRecorder(Marks):
     """Marks steps and their phases on a clock; phases of a lane do not nest, and one may come several times.
     `uncertainty_s`: how far `start_s` of the samples taken so far may be off the host's clock."""
 
@@ -222,7 +214,7 @@ class PhaseRecorder:
         return sorted(timed, key=lambda span: span[2:])
 
 
-class GraphMarks:
+class GraphMarks(Marks):
     def __init__(self) -> None:
         self._spans: list[tuple[str, Lane, Any, Any]] = []
         self._clock = GraphClock()
@@ -238,9 +230,6 @@ class GraphMarks:
         start = self._clock.mark()
         yield
         self._spans.append((name, lane, start, self._clock.mark()))
-
-    def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def place(self, recorder: PhaseRecorder) -> None:
         """Adds the phases of the last replay to the iteration under way."""

@@ -61,6 +61,17 @@ THROTTLE_POLICIES = {0: "power cap", 1: "thermal", 2: "sync boost", 3: "board li
 TEMPERATURE_OF_THE_GPU = 0  # NVML_TEMPERATURE_GPU
 CLOCK_SM, CLOCK_MEMORY = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
 
+QUERIES: dict[str, tuple[Any, ...]] = {
+    "energy_j": ("nvmlDeviceGetTotalEnergyConsumption", 1e-3),
+    "power_w": ("nvmlDeviceGetPowerUsage", 1e-3),
+    "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", 1e-3),
+    "sm_clock_hz": ("nvmlDeviceGetClockInfo", 1e6, CLOCK_SM),
+    "sm_clock_max_hz": ("nvmlDeviceGetMaxClockInfo", 1e6, CLOCK_SM),
+    "memory_clock_hz": ("nvmlDeviceGetClockInfo", 1e6, CLOCK_MEMORY),
+    "temperature_c": ("nvmlDeviceGetTemperature", 1, TEMPERATURE_OF_THE_GPU),
+}
+"""Field of a reading -> NVML's function, its unit, and its arguments."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -104,24 +115,16 @@ class GpuReader:
 
     def reading(self) -> Reading:
         """What NVML says now. Raises nothing: what it refuses is None."""
-        at_s, energy = time.perf_counter(), self._of_gpu("nvmlDeviceGetTotalEnergyConsumption")
-        others, their_memory = self._others()
+        at_s = time.perf_counter()
+        values: dict[str, Any] = {}
+        for name, (query, unit, *arguments) in QUERIES.items():  # the energy first
+            value = self._of_gpu(query, *arguments)
+            values[name] = None if value is None else value * unit
+        values["other_processes"], values["other_processes_memory_bytes"] = self._others()
         memory = self._of_gpu("nvmlDeviceGetMemoryInfo")
-        return Reading(
-            at_s=at_s,
-            energy_j=_scaled(energy, 1e-3),
-            power_w=_scaled(self._of_gpu("nvmlDeviceGetPowerUsage"), 1e-3),
-            power_limit_w=_scaled(self._of_gpu("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
-            sm_clock_hz=_scaled(self._of_gpu("nvmlDeviceGetClockInfo", CLOCK_SM), 1e6),
-            sm_clock_max_hz=_scaled(self._of_gpu("nvmlDeviceGetMaxClockInfo", CLOCK_SM), 1e6),
-            memory_clock_hz=_scaled(self._of_gpu("nvmlDeviceGetClockInfo", CLOCK_MEMORY), 1e6),
-            temperature_c=_scaled(self._of_gpu("nvmlDeviceGetTemperature", TEMPERATURE_OF_THE_GPU), 1),
-            throttle_reasons=self._throttle_reasons(),
-            throttled_s=self._throttled_s(),
-            memory_used_bytes=None if memory is None else int(memory.used),
-            other_processes=others,
-            other_processes_memory_bytes=their_memory,
-        )
+        values["memory_used_bytes"] = None if memory is None else int(memory.used)
+        reasons, throttled_s = self._throttle_reasons(), self._throttled_s()
+        return Reading(at_s, throttle_reasons=reasons, throttled_s=throttled_s, **values)
 
     def _of_gpu(self, query: str, *arguments: int) -> Any:
         return self._ask(query, self._handle, *arguments)
@@ -194,10 +197,26 @@ def _handle_of(device: torch.device, ask: Asker) -> Any:
 def summary(before: Reading, after: Reading, num_samples: int) -> dict[str, Any]:
     """What happened between two readings of one GPU, for JSON; the keys are in this module's docstring."""
     window_s = after.at_s - before.at_s
-    energy_j = _difference(before.energy_j, after.energy_j) if window_s >= SHORTEST_WINDOW_S else None
+    energy_j = None
+    if window_s >= SHORTEST_WINDOW_S and before.energy_j is not None and after.energy_j is not None:
+        # Where the counter went backwards the driver was loaded anew.
+        energy_j = after.energy_j - before.energy_j if after.energy_j >= before.energy_j else None
     readings = (before.throttle_reasons, after.throttle_reasons)
     known = [names for names in readings if names is not None]
     reasons = list(dict.fromkeys(name for names in known for name in names)) if known else None
+    held = None
+    if before.throttled_s is not None and after.throttled_s is not None:
+        counted = [name for name in before.throttled_s if name in after.throttled_s]
+        held = {name: after.throttled_s[name] - before.throttled_s[name] for name in counted}
+
+    def both(name: str, unit: str) -> dict[str, float | None]:
+        named = {"before": before, "after": after}.items()
+        return {f"{name}_{when}_{unit}": getattr(reading, f"{name}_{unit}") for when, reading in named}
+
+    def larger(name: str) -> int | None:
+        values = (getattr(before, name), getattr(after, name))
+        return max((value for value in values if value is not None), default=None)
+
     return {
         "window_s": window_s,
         "energy_j": energy_j,
@@ -205,43 +224,13 @@ def summary(before: Reading, after: Reading, num_samples: int) -> dict[str, Any]
         "mean_power_w": None if energy_j is None else energy_j / window_s,
         "power_after_w": after.power_w,
         "power_limit_w": after.power_limit_w,
-        "sm_clock_before_hz": before.sm_clock_hz,
-        "sm_clock_after_hz": after.sm_clock_hz,
+        **both("sm_clock", "hz"),
         "sm_clock_max_hz": after.sm_clock_max_hz,
-        "memory_clock_before_hz": before.memory_clock_hz,
-        "memory_clock_after_hz": after.memory_clock_hz,
-        "temperature_before_c": before.temperature_c,
-        "temperature_after_c": after.temperature_c,
+        **both("memory_clock", "hz"),
+        **both("temperature", "c"),
         "throttle_reasons": reasons,
-        "throttled_s": _throttled(before, after),
+        "throttled_s": held,
         "memory_used_bytes": after.memory_used_bytes,
-        "other_processes": _larger(before.other_processes, after.other_processes),
-        "other_processes_memory_bytes": _larger(
-            before.other_processes_memory_bytes, after.other_processes_memory_bytes
-        ),
+        "other_processes": larger("other_processes"),
+        "other_processes_memory_bytes": larger("other_processes_memory_bytes"),
     }
-
-
-def _throttled(before: Reading, after: Reading) -> dict[str, float] | None:
-    if before.throttled_s is None or after.throttled_s is None:
-        return None
-    return {
-        name: after.throttled_s[name] - start_s
-        for name, start_s in before.throttled_s.items()
-        if name in after.throttled_s
-    }
-
-
-def _difference(before: float | None, after: float | None) -> float | None:
-    """None too where a counter went backwards: the driver was loaded anew."""
-    if before is None or after is None or after < before:
-        return None
-    return after - before
-
-
-def _larger(before: int | None, after: int | None) -> int | None:
-    return max((value for value in (before, after) if value is not None), default=None)
-
-
-def _scaled(value: float | None, unit: float) -> float | None:
-    return None if value is None else value * unit

@@ -13,15 +13,14 @@ Cells of a study know more together: theirs are `scaling.analysis.study_scatter`
 Reference: R. Y. Hyndman, Y. Fan, "Sample quantiles in statistical packages", The American Statistician 50
 (1996).
 
-Measuring stops once the median is known well enough. The 95% interval of the median within this launch
-narrows as samples come in; enough are there when half of its width is a small enough part of the median.
-Stopping at the first interval that happens to be narrow makes it a little too sure. With log-normal times of
-1% to 10% spread, a goal of 1% and 20 samples at least, 93% to 96% of the intervals that were stopped at hold
-the true median, whether one looks after every sample or after every tenth (2,000 runs each).
+Measuring stops when half of the width of the median's 95% interval within this launch is a small enough part
+of the median. Stopping at the first interval that happens to be narrow makes it a little too sure: with
+log-normal times of 1% to 10% spread, a goal of 1% and 20 samples at least, 93% to 96% of the intervals that
+were stopped at hold the true median, whether one looks after every sample or after every tenth (2,000 runs
+each).
 
-Warm-up is over when a test on the last iterations no longer finds them getting faster. The first iterations
-of a training are slower: libraries choose algorithms, memory is allocated, clocks rise. The end is found by
-the one-sided Mann-Whitney U test, which asks nothing of how times are distributed:
+Warm-up is over when the one-sided Mann-Whitney U test, which asks nothing of how times are distributed, no
+longer finds the last iterations getting faster:
 
 1. take the times of the last `window` iterations, and cut them into an earlier and a later half;
 2. U is the number of pairs (one of the earlier half, one of the later) of which the earlier is slower, a tie
@@ -83,16 +82,12 @@ def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
     groups = [np.asarray(launch, dtype=float) for launch in launches if len(launch)]
     if not groups:
         raise ValueError("no samples: a median needs one at least")
-    pooled = np.concatenate(groups)
-    low: float | None
-    high: float | None
+    pooled, method = np.concatenate(groups), ONE_LAUNCH
+    ends = interval_within_launch(pooled)
     if len(groups) > 1:
-        low, high = interval_of_launches([float(np.median(group)) for group in groups])
+        ends = interval_of_launches([float(np.median(group)) for group in groups])
         method = "t interval of the launches' medians"
-    else:
-        low, high = interval_within_launch(pooled)
-        method = ONE_LAUNCH
-    return Estimate(float(np.median(pooled)), low, high, method, len(pooled), len(groups))
+    return Estimate(float(np.median(pooled)), *ends, method, len(pooled), len(groups))
 
 
 def interval_of_launches(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -152,12 +147,9 @@ def relative_half_width(times: Sequence[float]) -> float:
 
 
 def enough(times: Sequence[float], goal: float = 0.01, min_samples: int = MIN_SAMPLES) -> bool:
-    """Whether the median of these times is known to within `goal` of itself.
-
-    A look takes tens of microseconds, the first one also scipy's import; sorting makes it grow with `times`.
-    `times`: of one launch after its warm-up, positive, in any unit; `goal`: half the interval's width, as a
-    part of the median; 0.01 is 1%. Raises ValueError: the goal is not positive.
-    """
+    """Whether the median of these times, of one launch after its warm-up, is known to within `goal` of
+    itself: half the interval's width, as a part of the median. Raises ValueError: the goal is not
+    positive."""
     if not goal > 0:
         raise ValueError(f"goal {goal} is not positive; 0.01 asks for an interval of 1% to either side")
     return len(times) >= min_samples and relative_half_width(times) <= goal
@@ -196,11 +188,9 @@ def critical_value(num_earlier: int, num_later: int) -> int:
 
 
 def _orders_by_statistic(num_earlier: int, num_later: int) -> NDArray[np.float64]:
-    """How many orders of the times have U = 0, 1, 2, ...: the paper's recurrence, without ties.
-
-    The slowest of all times is of the earlier half, and slower than all `num_later`, or it is of the later
-    half and counts nothing; what remains is the same for one time less.
-    """
+    """How many orders of the times have U = 0, 1, 2, ...: the paper's recurrence, without ties. The slowest
+    of all times is of the earlier half, and slower than all `num_later`, or of the later one and counts
+    nothing."""
     rows = [np.ones(1) for _ in range(num_later + 1)]  # of an empty earlier half: U is 0
     for earlier in range(1, num_earlier + 1):
         new = [np.ones(1)]

@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from scaling.errors import LaunchError
+
+T = TypeVar("T")
 
 HOW_TO_BRING = {
     "mpi": "it needs mpi4py (pip install 'scaling-study[mpi]'), and workers started by MPI: "
@@ -31,10 +33,10 @@ class Message(NamedTuple):
 
 @dataclass
 class Meter:
-    """What this rank has moved since the last reset; for several threads.
+    """Bytes and messages that this rank has sent since the last reset; for several threads.
 
-    Counted are bytes and messages that it sends to other ranks, and those that an aggregator or an update
-    copies to host memory and from there to the rank. What a library, or a group, does underneath is not.
+    What an aggregator or an update copies to and from host memory counts too; what a library, or a group,
+    does underneath does not.
     """
 
     bytes_sent: int = 0
@@ -42,7 +44,7 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count(self, num_bytes: int, num_messages: int = 1) -> None:
-        """Adds `num_messages` messages of `num_bytes` bytes together."""
+        """Adds messages of `num_bytes` bytes together."""
         with self._lock:
             self.bytes_sent += num_bytes
             self.messages_sent += num_messages
@@ -59,35 +61,22 @@ class Meter:
 
 
 class PeerMemory(ABC):
-    """A buffer on each rank's device that every rank can read and write.
-
-    Attributes:
-        local: this rank's own, flat.
-    """
+    """A buffer on each rank's device that every rank can read and write; `local`: this rank's own, flat."""
 
     local: Tensor
 
     @abstractmethod
-    def of(self, rank: int) -> Tensor:
-        """The buffer of that rank, as a tensor that this rank can read and write."""
+    def of(self, rank: int) -> Tensor: ...
 
     @abstractmethod
     def barrier(self, channel: int = 0) -> None:
-        """Orders memory: what any rank did to any buffer before its call is seen by all after theirs.
-
-        On CUDA in the order of the current stream, without waiting on the host.
-
-        Args:
-            channel: ranks meet on channels of equal number; each stream has its own.
-        """
+        """Orders memory: what any rank did to any buffer before its call is seen by all after theirs. On CUDA
+        in the order of the current stream, without waiting on the host; each stream has its own channel."""
 
 
 class Group(ABC):
-    """Ranks 0 to world_size - 1 that take part in an aggregation; this process is `rank`.
-
-    Attributes:
-        through_host: messages of device tensors wait on the host, so that no CUDA graph holds them.
-    """
+    """Ranks 0 to world_size - 1 that take part in an aggregation; this process is `rank`. `through_host`:
+    messages of device tensors wait on the host, so that no CUDA graph holds them."""
 
     through_host: bool = False
 
@@ -117,20 +106,26 @@ class Group(ABC):
 
     @abstractmethod
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
-        """A zeroed uint8 host tensor whose memory all ranks of the group see. Every rank must call it.
-
-        Args:
-            register: pin the memory for the CUDA driver, so that copies to and from a device run at full
-                speed.
-
-        Raises:
-            LaunchError: the ranks are on more than one host, or the shared memory is too small.
-        """
+        """A zeroed uint8 host tensor whose memory all ranks of the group see. Collective. `register`: pin the
+        memory for the CUDA driver, so that copies run at full speed. LaunchError: the ranks are on more than
+        one host, or the shared memory is too small."""
 
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Returns once `condition`, about host memory that other ranks write, holds; asks again and again.
         TimeoutError: it does not come to hold, or another rank has failed meanwhile."""
+
+    def largest(self, value: float) -> float:
+        """The largest `value` that any rank gave. Collective."""
+        return self.largest_of([value])[0]
+
+    @abstractmethod
+    def largest_of(self, values: Sequence[float]) -> list[float]:
+        """The largest that any rank gave, one by one, over the host's network: waits for no device."""
+
+    @abstractmethod
+    def share(self, value: T, source: int = 0) -> T:
+        """The source's `value` (see `scaling.files.messages`) on every rank. Collective."""
 
     @abstractmethod
     def can_access_peers(self, device: torch.device) -> bool:
@@ -156,10 +151,8 @@ class Group(ABC):
         """As `all_reduce`, for a tensor in host memory, whatever device the ranks compute on."""
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Sends and receives one batch of messages; at most one a direction between two ranks.
-
-        Returns when the received tensors may be used: on CUDA in the order of the current stream.
-        """
+        """Sends and receives one batch of messages; at most one a direction between two ranks. What came may
+        be used afterwards: on CUDA in the order of the current stream."""
         sends = [message for message in sends if message.tensor.numel()]
         receives = [message for message in receives if message.tensor.numel()]
         for message in sends:
@@ -168,26 +161,15 @@ class Group(ABC):
             self._exchange(sends, receives)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums `tensor` over the ranks, in place.
-
-        The library chooses the algorithm and does not tell; what is metered is a ring's traffic, 2(n-1)
-        messages of 1/n of the bytes, as nccl-tests' bus bandwidth assumes.
-        """
+        """Sums `tensor` over the ranks, in place. Metered as a ring, 2(n-1) messages of 1/n of the bytes, as
+        nccl-tests' bus bandwidth assumes: the library does not tell what it does."""
         if self.world_size > 1 and tensor.numel():
             self._meter_all_reduce(tensor)
             self._all_reduce(tensor)
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Sums `tensor` over the ranks; each gets the sum of its shard, in place there. The rest is lost.
-
-        Metered as a ring: n - 1 messages of a shard, as nccl-tests' bus bandwidth assumes.
-
-        Args:
-            tensor: [world_size * shard elements], contiguous.
-
-        Returns:
-            [shard elements] this rank's shard, a view of `tensor`.
-        """
+        """Sums `tensor`, [world_size * shard elements], over the ranks; gives this rank's shard of the sum, a
+        view. The rest is lost. Metered as a ring: n - 1 messages of a shard."""
         shard = tensor.view(self.world_size, -1)[self.rank]
         if self.world_size > 1 and tensor.numel():
             self.meter.count(shard.nbytes * (self.world_size - 1), self.world_size - 1)
@@ -195,11 +177,8 @@ class Group(ABC):
         return shard
 
     def all_gather(self, tensor: Tensor) -> None:
-        """Brings every rank's shard of `tensor` to all, in place; metered as `reduce_scatter` is.
-
-        Args:
-            tensor: [world_size * shard elements], contiguous; shard r holds what rank r has for the others.
-        """
+        """Brings every rank's shard of `tensor`, [world_size * shard elements], to all, in place; metered as
+        `reduce_scatter` is."""
         if self.world_size > 1 and tensor.numel():
             shard = tensor.view(self.world_size, -1)[self.rank]
             self.meter.count(shard.nbytes * (self.world_size - 1), self.world_size - 1)
@@ -221,12 +200,10 @@ class HostCounters:
     """Counters in memory that the ranks of one host share: one a rank, which only that rank raises.
     Collective to make. A few microseconds where a barrier over sockets takes some hundred."""
 
-    def __init__(self, group: Group, allocate: Callable[[int], Tensor] | None = None) -> None:
-        n = group.world_size
-        allocate = allocate or (lambda size: group.shared_host_buffer(size, register=False))
-        self._group = group
-        self._values = memoryview(allocate(n * 8).view(torch.int64).numpy())  # type: ignore[arg-type]
-        self._everyone = range(n)
+    def __init__(self, group: Group) -> None:
+        self._group, self._everyone = group, range(group.world_size)
+        buffer = group.shared_host_buffer(group.world_size * 8, register=False)
+        self._values = memoryview(buffer.view(torch.int64).numpy())  # type: ignore[arg-type]
         self._fence = threading.Lock()
         self._met = 0
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from scaling.errors import LaunchError
-from scaling.process_group.base import Group, Message, PeerMemory
+from scaling.process_group.base import Group, Message
+
+
+def _of_outer(name: str) -> Any:
+    """The method of that name of the outer group."""
+    return lambda group, *values, **options: getattr(group._outer, name)(*values, **options)
 
 
 class DelegatedGroup(Group):
@@ -21,38 +26,23 @@ class DelegatedGroup(Group):
         self.through_host = outer.through_host
         self._outer = outer
 
-    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        self._outer._exchange(sends, receives)
+    _exchange = _of_outer("_exchange")
+    _all_reduce = _of_outer("_all_reduce")
+    _broadcast = _of_outer("_broadcast")
+    _reduce_scatter = _of_outer("_reduce_scatter")
+    _all_gather = _of_outer("_all_gather")
+    barrier = _of_outer("barrier")
+    shared_host_buffer = _of_outer("shared_host_buffer")
+    wait_until = _of_outer("wait_until")
+    largest_of = _of_outer("largest_of")
+    share = _of_outer("share")
+    can_access_peers = _of_outer("can_access_peers")
+    peer_memory = _of_outer("peer_memory")
+    all_reduce_host = _of_outer("all_reduce_host")
 
-    def _all_reduce(self, tensor: Tensor) -> None:
-        self._outer._all_reduce(tensor)
 
-    def _broadcast(self, tensor: Tensor, source: int) -> None:
-        self._outer._broadcast(tensor, source)
-
-    def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None:
-        self._outer._reduce_scatter(shard, tensor)
-
-    def _all_gather(self, tensor: Tensor, shard: Tensor) -> None:
-        self._outer._all_gather(tensor, shard)
-
-    def barrier(self) -> None:
-        self._outer.barrier()
-
-    def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
-        return self._outer.shared_host_buffer(num_bytes, register=register)
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        self._outer.wait_until(condition)
-
-    def can_access_peers(self, device: torch.device) -> bool:
-        return self._outer.can_access_peers(device)
-
-    def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
-        return self._outer.peer_memory(num_elements, dtype, device)
-
-    def all_reduce_host(self, tensor: Tensor) -> None:
-        self._outer.all_reduce_host(tensor)
+def _named(*dtypes: torch.dtype) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)
@@ -61,12 +51,8 @@ bfloat16 it would add the raw bits."""
 
 
 class MpiGroup(DelegatedGroup):
-    """All-reduce, broadcast and messages of host tensors by mpi4py's buffer calls.
-
-    Args:
-        outer: the same ranks; carries what MPI does not.
-        communicator: mpi4py's, of these ranks in this order; the group's own from now on.
-    """
+    """All-reduce, broadcast and messages of host tensors by mpi4py's buffer calls. `communicator`: mpi4py's,
+    of these ranks in this order; the group's own from now on."""
 
     def __init__(self, outer: Group, communicator: Any) -> None:
         super().__init__(outer)
@@ -82,10 +68,9 @@ class MpiGroup(DelegatedGroup):
     def require_summed(self, dtype: torch.dtype) -> None:
         """Raises LaunchError for a type that MPI cannot add."""
         if dtype not in SUMMED:
-            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
             raise LaunchError(
-                f"MPI cannot add {str(dtype).removeprefix('torch.')}; it adds {allowed}: "
-                "use one of these, or another aggregator"
+                f"MPI cannot add {_named(dtype)}; it adds {_named(*SUMMED)}: use one of these, or another "
+                "aggregator"
             )
 
     def _all_reduce(self, tensor: Tensor) -> None:
@@ -133,13 +118,8 @@ CARRIED = (torch.float32, torch.float64, torch.float16)
 
 
 class HorovodGroup(DelegatedGroup):
-    """Means over the ranks by `hvd.allreduce`, and the optimizer that takes them by itself.
-
-    Args:
-        outer: the same ranks; carries what Horovod does not.
-        hvd: the module horovod.torch, started.
-        description: how Horovod's ranks are connected.
-    """
+    """Means over the ranks by `hvd.allreduce`, and the optimizer that takes them by itself. `hvd`: the module
+    horovod.torch, started; `description`: how Horovod's ranks are connected."""
 
     def __init__(self, outer: Group, hvd: Any, description: str) -> None:
         super().__init__(outer)
@@ -157,10 +137,7 @@ class HorovodGroup(DelegatedGroup):
     def require_carried(self, dtype: torch.dtype, device: torch.device) -> None:
         """Raises LaunchError for what this Horovod cannot average."""
         if dtype not in CARRIED:
-            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in CARRIED)
-            raise LaunchError(
-                f"Horovod cannot average {str(dtype).removeprefix('torch.')}; it averages {allowed}"
-            )
+            raise LaunchError(f"Horovod cannot average {_named(dtype)}; it averages {_named(*CARRIED)}")
         if device.type == "cuda" and not self._hvd.nccl_built():
             raise LaunchError(
                 "this Horovod was built without GPU operations; build it on this machine by "

@@ -8,14 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from scaling.process_group.base import Group, Message, PeerMemory
-
-T = TypeVar("T")
+from scaling.process_group.base import Group, Message, PeerMemory, T
 
 _ORDERS = random.Random()
 

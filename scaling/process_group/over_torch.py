@@ -13,7 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,16 +23,12 @@ from torch import Tensor
 
 from scaling.errors import LaunchError
 from scaling.files import messages
-from scaling.process_group.base import Group, HostCounters, Message, PeerMemory
+from scaling.process_group.base import Group, HostCounters, Message, PeerMemory, T
 
 
 class SymmetricMemory(PeerMemory):
     """A buffer that the other ranks of `group`, each with a CUDA device of one node, have mapped. Collective
-    to make.
-
-    Raises:
-        LaunchError: the driver cannot share the memory.
-    """
+    to make. LaunchError: the driver cannot share the memory."""
 
     def __init__(
         self, num_elements: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
@@ -53,9 +49,6 @@ class SymmetricMemory(PeerMemory):
 
     def barrier(self, channel: int = 0) -> None:
         self._handle.barrier(channel=channel)
-
-
-T = TypeVar("T")
 
 
 def share_json(value: T, source: int, group: dist.ProcessGroup | None = None) -> T:
@@ -83,8 +76,7 @@ _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class TorchGroup(Group):
-    """A group over torch.distributed.
-
+    """
     Args:
         data: the process group that carries tensors (NCCL or Gloo).
         control: a Gloo group of the same ranks, for barriers on the host and small objects.
@@ -156,14 +148,11 @@ class TorchGroup(Group):
 
     def barrier(self) -> None:
         """By counters in shared memory where all ranks are on one host."""
-        if self.world_size == 1:
-            return
         if self._ranks_on_this_host != self.world_size:
             dist.barrier(group=self._control)
-            return
-        if self._barriers is None:
-            self._barriers = HostCounters(self, lambda size: self.shared_host_buffer(size, register=False))
-        self._barriers.meet()
+        elif self.world_size > 1:
+            self._barriers = self._barriers or HostCounters(self)
+            self._barriers.meet()
 
     def all_reduce_host(self, tensor: Tensor) -> None:
         if self.world_size > 1 and tensor.numel():
@@ -196,7 +185,7 @@ class TorchGroup(Group):
         return self._can_access
 
     def _sees_all_peers(self) -> bool:
-        """Whether this rank's GPU can access the others'; local rank i has GPU i (`scaling.worker`)."""
+        """Local rank i has GPU i (`scaling.worker`)."""
         if self._ranks_on_this_host != self.world_size or torch.cuda.device_count() < self.world_size:
             return False
         device = torch.cuda.current_device()
@@ -211,23 +200,14 @@ class TorchGroup(Group):
             )
         return SymmetricMemory(num_elements, dtype, device, self.data)
 
-    def largest(self, value: float) -> float:
-        """The largest `value` that any rank gave, over the host's network: waits for no device."""
-        tensor = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
-        return tensor.item()
-
     def largest_of(self, values: Sequence[float]) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
         return tensor.tolist()
 
     def host_clock_offset(self) -> tuple[float, float]:
-        """What to add to this host's monotonic clock to have rank 0's, and how far off that is at most; in s.
-
-        Zero on rank 0's own host, whose processes share the clock; elsewhere from the fastest of some
-        round trips. Collective.
-        """
+        """What to add to this host's monotonic clock to have rank 0's, and how far off that is at most; in s:
+        of the fastest of some round trips to another host. Collective."""
         if self._ranks_on_this_host == self.world_size:
             return 0.0, 0.0
         best = (0.0, 0.0)
@@ -253,7 +233,6 @@ class TorchGroup(Group):
         return best
 
     def share(self, value: T, source: int = 0) -> T:
-        """The source's `value` (see `scaling.files.messages`) on every rank. Collective."""
         return share_json(value, source, self._control)
 
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
@@ -290,10 +269,8 @@ class TorchGroup(Group):
         return buffer
 
     def release_host_buffers(self) -> None:
-        """Ends the registration of this rank's shared host buffers; they must no longer be copied from or to.
-
-        The driver does not notice that memory is unmapped, and then refuses the next mapping at that address.
-        """
+        """Ends the registration of this rank's shared host buffers, which must no longer be in use: the
+        driver does not notice that memory is unmapped, and then refuses the next mapping at that address."""
         if self._registered:
             torch.cuda.synchronize()
         while self._registered:

@@ -16,14 +16,15 @@ src/init.cc ("Duplicate GPU detected").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scaling.process_group.base import Group, Message
+from scaling.process_group.base import Message
 from scaling.process_group.over_torch import TorchGroup
 
 ALIGNMENT_BYTES = 64
@@ -51,13 +52,8 @@ class HostRoom:
 
 
 class ThroughHostGroup(TorchGroup):
-    """A group that sends messages of one kind of device through host memory.
-
-    Args:
-        data: a Gloo group of the ranks, for tensors.
-        control: another one, for barriers on the host and small objects.
-        device: tensors on devices of this type are copied; others are handed to Gloo as they are.
-    """
+    """A group over Gloo: tensors on devices of the type of `device` are copied, others are handed over as
+    they are. `data`, `control`, `options`: as of `TorchGroup`."""
 
     through_host = True
 
@@ -66,18 +62,9 @@ class ThroughHostGroup(TorchGroup):
         data: dist.ProcessGroup,
         control: dist.ProcessGroup,
         device: torch.device,
-        *,
-        has_failed: Callable[[], bool] = lambda: False,
-        libraries: Mapping[str, Callable[[Group], Group]] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            data,
-            control,
-            dist.get_world_size(data),
-            peer_access=False,
-            has_failed=has_failed,
-            libraries=libraries,
-        )
+        super().__init__(data, control, dist.get_world_size(data), peer_access=False, **options)
         self._type = device.type
         pinned = device.type == "cuda"
         self._outgoing, self._incoming = HostRoom(pinned=pinned), HostRoom(pinned=pinned)

@@ -28,27 +28,17 @@ from scaling.aggregators.base import HOST_SITES, Aggregator
 from scaling.collectives.execute import side_stream
 from scaling.measure.clock import waits_for_queued
 from scaling.measure.phases import UNMARKED, Marks
-from scaling.process_group import Group
 from scaling.training.exchanges import aggregate
-from scaling.training.gradients import AS_THEY_ARE, GradientSettings
-from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica import FlatReplica, take_passes
 from scaling.training.step import EagerStep
 
 
 class ByTensorStep(EagerStep):
-    def __init__(
-        self,
-        replica: FlatReplica,
-        aggregator: Aggregator[Any],
-        settings: OptimizerSettings,
-        group: Group,
-        gradients: GradientSettings = AS_THEY_ARE,
-    ) -> None:
-        super().__init__(replica, aggregator, settings, group, gradients)
+    def __init__(self, replica: FlatReplica, *chosen: Any) -> None:
+        super().__init__(replica, *chosen)
         device = replica.trainable[0].device
         self._stream = side_stream(device)
-        by_host = aggregator.update_site in HOST_SITES
+        by_host = self._aggregator.update_site in HOST_SITES
         threaded = by_host or self._stream is None
         # A thread begins on GPU 0, where every rank would open a context of half a GB.
         on_own = partial(torch.cuda.set_device, device) if self._stream is not None else None

@@ -22,22 +22,16 @@ from scaling.errors import LaunchError
 from scaling.measure.clock import graphs_can_be_marked
 from scaling.measure.phases import UNMARKED, GraphMarks, Marks, PhaseRecorder, uncollected
 from scaling.process_group import Group
-from scaling.training.exchanges import Record
-from scaling.training.gradients import GradientTreatment
 from scaling.training.layered import LayeredStep
-from scaling.training.replica import Replica
-from scaling.training.step import EagerStep
+from scaling.training.step import EagerStep, TrainingStep
 
 WARMUP_STEPS = 3
 
 
-class CapturedStep:
-    """A step on one rank. Collective to make and to call.
-
-    Args:
-        step: to be captured: on CUDA, of an aggregator that can be, made with `capturable`. A `LayeredStep`
-            brings gradients together under its backward pass.
-    """
+class CapturedStep(TrainingStep):
+    """A graph of `step`: on CUDA, of an aggregator that can be captured, made with `capturable`. A
+    `LayeredStep` brings gradients together under its backward pass. What goes into exchanges is recorded by
+    `uncaptured` alone."""
 
     settle_profiled = True
 
@@ -45,7 +39,7 @@ class CapturedStep:
         if not inputs.is_cuda:
             raise LaunchError(f"step: captured needs CUDA, the ranks compute on {inputs.device.type}")
         self._step, self._group = step, group
-        self.record: Record | None = None  # not of a graph's exchanges: `uncaptured` records
+        self.replica, self.treatment, self._parts = step.replica, step.treatment, step._parts
         self._inputs, self._targets = inputs.clone(), targets.clone()
         meter = group.meter
         state = step.state_dict()
@@ -81,32 +75,14 @@ class CapturedStep:
         return self._step
 
     @property
-    def replica(self) -> Replica:
-        return self._step.replica
-
-    @property
-    def treatment(self) -> GradientTreatment:
-        return self._step.treatment
-
-    @property
-    def optimizer_state_bytes(self) -> int:
-        return self._step.optimizer_state_bytes
-
-    @property
     def notes(self) -> list[str]:
         return self._step.notes
-
-    def set_learning_rate(self, rate: float) -> None:
-        self._step.set_learning_rate(rate)
 
     def state_dict(self) -> dict[str, Any]:
         return self._step.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step.load_state_dict(state)
-
-    def check(self) -> None:
-        self._step.check()
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """Captures the step a second time, with events between its phases; the first graph is given up."""

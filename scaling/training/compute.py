@@ -40,11 +40,8 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Compute:
-    """How forward and backward passes are computed.
-
-    Attributes:
-        captured: in a CUDA graph, in which autocast may not keep casts from pass to pass.
-    """
+    """How passes are computed. `captured`: in a CUDA graph, in which autocast may not keep casts from pass to
+    pass."""
 
     autocast: torch.dtype | None = None
     accumulate: int = 1
@@ -66,11 +63,8 @@ FLOAT32 = Compute()
 
 
 def model_flops(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> int | None:
-    """Of a forward and a backward pass over that batch; None where the module cannot be run without values.
-
-    Args:
-        module: on torch's meta device, where nothing is computed.
-    """
+    """Of a forward and a backward pass of `module`, on torch's meta device, over that batch; None where it
+    cannot be run without values."""
     from torch.utils.flop_counter import FlopCounterMode
 
     try:
@@ -104,12 +98,8 @@ def with_checkpointing(module: nn.Module) -> nn.Module:
 
 def with_channels_last(module: nn.Module) -> nn.Module:
     """The same module, which from now on takes its images, [N, C, H, W], in channels-last order."""
-    module.register_forward_pre_hook(_reordered)
+    module.register_forward_pre_hook(lambda _, inputs: tuple(map(_channels_last, inputs)))
     return module
-
-
-def _reordered(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_channels_last(value) for value in inputs)
 
 
 def _channels_last(value: Any) -> Any:

@@ -32,12 +32,8 @@ EVALUATION_TARGETS = 64_000
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is trained on. The last incomplete batch of each epoch is dropped.
-
-    Attributes:
-        seed: decides, with the epoch, the order of the samples and their augmentation.
-        augmented: images are cropped and mirrored at random (`scaling.workloads.sampling`).
-    """
+    """What is trained on. `seed`: decides, with the epoch, the order of the samples and their augmentation;
+    `augmented`: images are cropped and mirrored at random (`scaling.workloads.sampling`)."""
 
     global_batch: int
     epochs: int
@@ -48,11 +44,8 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a training has come: what is counted over its epochs.
-
-    Attributes:
-        train_j: joules that this rank's GPU took for them; None where that is not known.
-    """
+    """What is counted over a training's epochs. `train_j`: joules that this rank's GPU took for them; None
+    where that is not known."""
 
     epoch: int = 0
     train_s: float = 0.0
@@ -88,12 +81,10 @@ def train(
         noise: looks at some steps' gradients, in their time.
 
     Yields:
-        `epoch` (from 1), `samples` (of all ranks, so far), `train_s` (seconds of training so far, slowest
-        rank), `train_j` (see `TrainingProgress`), `learning_rate` (of the epoch's last step; None where the
-        plan has none), `step_losses` (mean over the global batch, before each update), `train_loss` (their
-        mean), `train_accuracy` (after the epoch, on as many training samples as there are test samples, not
-        augmented), `test_loss`, `test_accuracy`, `bytes_sent` (by this rank, in the epoch's steps),
-        `noise` (`NoiseProbe.finish_epoch`; missing without one).
+        `epoch` from 1; `samples` of all ranks and `train_s` of the slowest, so far; `learning_rate` of the
+        epoch's last step; `step_losses`, means over the global batch before each update; `train_accuracy`
+        after the epoch, on as many training samples as there are test samples, not augmented; `bytes_sent`
+        by this rank, in the epoch's steps; `noise` (`NoiseProbe.finish_epoch`).
     """
     train_s, train_j = after.train_s, after.train_j
     distance = -(-len(train_split) // max(1, len(test_split)))  # always the same samples, and no copy of them

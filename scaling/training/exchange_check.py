@@ -28,7 +28,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +36,10 @@ from torch import Tensor, nn
 from scaling.aggregators.base import Aggregator
 from scaling.bucket import BucketLayout
 from scaling.errors import ExchangeError
-from scaling.process_group import Meter
+from scaling.process_group import Group
 from scaling.training.batch_norm import synchronized_statistics
-from scaling.training.exchanges import BucketExchange
+from scaling.training.exchanges import BucketExchange, RepeatDifferences
 from scaling.training.replica import whole
-
-T = TypeVar("T")
 
 Law = Literal["exact mean", "residuals", "error bound"]
 
@@ -63,29 +61,11 @@ COARSE = 0.03
 """A tensor that may be off by more of its largest element is named: what is wrong there may stay unseen."""
 
 
-class ComparedRanks(Protocol):
-    rank: int
-    world_size: int
-    meter: Meter
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
-        """Copies the source's `tensor` into every rank's. Collective."""
-
-    def largest_of(self, values: Sequence[float]) -> list[float]:
-        """The largest value that any rank gave, one by one. Collective."""
-
-    def share(self, value: T, source: int = 0) -> T:
-        """The source's `value` on every rank. Collective."""
-
-
 @dataclass(frozen=True)
 class Deviation:
-    """The element of an exchange that is furthest off on this rank.
-
-    Attributes:
-        ratio: of its error to what the law allows; above 1 the law is broken.
-        coarse: tensors whose gradient varies too much to be compared to `COARSE`.
-    """
+    """The element of an exchange that is furthest off on this rank. `ratio`: of its error to what the law
+    allows; above 1 the law is broken; `coarse`: tensors whose gradient varies too much to be compared to
+    `COARSE`."""
 
     ratio: float
     element: int = 0
@@ -104,11 +84,11 @@ def law_of(aggregator: Aggregator[Any], exchange: BucketExchange, world_size: in
 
 
 def deviation(
-    aggregator: Aggregator[Any], exchange: BucketExchange, law: Law, ranks: ComparedRanks
+    aggregator: Aggregator[Any], exchange: BucketExchange, law: Law, ranks: Group
 ) -> Deviation | None:
     """The worst element of this rank's mean; None where a contribution is not finite. Collective."""
-    terms = _Terms.of(aggregator, exchange, law, ranks.world_size)
-    finite = all(bool(tensor.isfinite().all()) for tensor in terms.own)
+    terms = _terms(aggregator, exchange, law, ranks.world_size)
+    finite = all(bool(tensor.isfinite().all()) for tensor in terms)
     unfinite, *scales = ranks.largest_of([float(not finite), *_scales(exchange, finite)])
     if unfinite:
         return None
@@ -119,7 +99,7 @@ def deviation(
     worst = Deviation(0.0)
     for start in range(0, exchange.layout.num_elements, CHUNK_ELEMENTS):
         stop = min(start + CHUNK_ELEMENTS, exchange.layout.num_elements)
-        expected, allowed = terms.expected(start, stop, ranks)
+        expected, allowed = _expected([term[start:stop] for term in terms], law, exchange.repeats, ranks)
         if slacks:
             _widen(allowed, slacks, exchange.layout, start)
         worst_here = _worst(exchange, start, stop, expected, allowed)
@@ -136,11 +116,9 @@ def _scales(exchange: BucketExchange, finite: bool) -> list[float]:
 
 
 def _slacks(exchange: BucketExchange, scales: Sequence[float], world_size: int) -> list[float]:
-    """How far off each tensor's mean may be in any case; empty where its exchange was seen.
-
-    A tensor far below the rounding of the model's largest gradient, such as the bias of attention's keys, may
-    be nothing but rounding: other kernels give it other values, which are not compared.
-    """
+    """How far off each tensor's mean may be in any case; empty where its exchange was seen. A tensor far
+    below the rounding of the model's largest gradient, such as the bias of attention's keys, may be nothing
+    but rounding, and is not compared."""
     if exchange.repeats is None:
         return []
     times = REPEATED_TIMES / math.sqrt(world_size)
@@ -162,7 +140,7 @@ def _widen(allowed: Tensor, slacks: Sequence[float], layout: BucketLayout, start
             allowed[low - start : high - start].clamp_(min=slack)
 
 
-def exact_mean(contribution: Tensor, ranks: ComparedRanks) -> Tensor:
+def exact_mean(contribution: Tensor, ranks: Group) -> Tensor:
     """[num_elements] the float64 mean of all ranks' contributions, rounded to their type. Collective."""
     mean = torch.empty_like(contribution)
     for start in range(0, contribution.numel(), CHUNK_ELEMENTS):
@@ -179,42 +157,35 @@ def place(layout: BucketLayout, element: int) -> str:
     raise ValueError(f"no tensor has element {element}")
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """What each rank adds to both sides of the law; `eps` is of the precision in which it was computed a
-    second time, 0: it was not."""
+def _terms(aggregator: Aggregator[Any], exchange: BucketExchange, law: Law, world_size: int) -> list[Tensor]:
+    """What each rank adds to both sides of the law."""
+    tensors = [exchange.contribution]
+    if law == "residuals":
+        assert exchange.old_residual is not None
+        assert exchange.new_residual is not None
+        tensors += [exchange.old_residual, exchange.new_residual]
+    if law == "error bound":
+        bound = aggregator.error_bound(exchange.contribution, world_size)
+        assert bound is not None, "the law was chosen for it"
+        tensors.append(bound.float() * (1 + BOUND_ROUNDING))
+    return tensors
 
-    own: list[Tensor]
-    law: Law
-    dtype: torch.dtype
-    eps: float
 
-    @classmethod
-    def of(cls, aggregator: Aggregator[Any], exchange: BucketExchange, law: Law, world_size: int) -> _Terms:
-        tensors = [exchange.contribution]
-        if law == "residuals":
-            assert exchange.old_residual is not None
-            assert exchange.new_residual is not None
-            tensors += [exchange.old_residual, exchange.new_residual]
-        if law == "error bound":
-            bound = aggregator.error_bound(exchange.contribution, world_size)
-            assert bound is not None, "the law was chosen for it"
-            tensors.append(bound.float() * (1 + BOUND_ROUNDING))
-        eps = exchange.repeats.eps if exchange.repeats else 0.0
-        return cls(tensors, law, exchange.contribution.dtype, eps)
-
-    def expected(self, start: int, stop: int, ranks: ComparedRanks) -> tuple[Tensor, Tensor]:
-        n, info = ranks.world_size, torch.finfo(self.dtype)
-        totals = [_totals(tensor[start:stop], ranks) for tensor in self.own]
-        sums, magnitudes = [total for total, _ in totals], [magnitude for _, magnitude in totals]
-        if self.law == "residuals":
-            terms = magnitudes[0] + magnitudes[1] + magnitudes[2]
-            allowed = RESIDUAL_ROUNDING * _epsilon(self.own[0]) * terms.max() / n
-            return (sums[0] + sums[1] - sums[2]) / n, allowed.expand_as(terms)
-        # Below the smallest normal number of 32 bits devices may round to zero; those of 16 bits do not.
-        smallest = info.smallest_normal * (info.eps if info.bits == 16 else 1.0)
-        rounding = (ROUNDING[self.dtype] * info.eps + self.eps / n) * magnitudes[0] + n * smallest
-        return sums[0] / n, rounding + sums[1] if self.law == "error bound" else rounding
+def _expected(
+    terms: list[Tensor], law: Law, repeats: RepeatDifferences | None, ranks: Group
+) -> tuple[Tensor, Tensor]:
+    """The mean that a chunk of these terms asks for, and how far off it may be. Collective."""
+    n, dtype = ranks.world_size, terms[0].dtype
+    info, repeated_eps = torch.finfo(dtype), repeats.eps if repeats else 0.0
+    sums, magnitudes = zip(*(_totals(term, ranks) for term in terms), strict=True)
+    if law == "residuals":
+        size = magnitudes[0] + magnitudes[1] + magnitudes[2]
+        allowed = RESIDUAL_ROUNDING * _epsilon(terms[0]) * size.max() / n
+        return (sums[0] + sums[1] - sums[2]) / n, allowed.expand_as(size)
+    # Below the smallest normal number of 32 bits devices may round to zero; those of 16 bits do not.
+    smallest = info.smallest_normal * (info.eps if info.bits == 16 else 1.0)
+    rounding = (ROUNDING[dtype] * info.eps + repeated_eps / n) * magnitudes[0] + n * smallest
+    return sums[0] / n, rounding + sums[1] if law == "error bound" else rounding
 
 
 def _epsilon(values: Tensor) -> float:
@@ -223,7 +194,7 @@ def _epsilon(values: Tensor) -> float:
     return max(torch.finfo(values.dtype).eps, 2.0**-10 if tf32 else torch.finfo(torch.float32).eps)
 
 
-def _totals(chunk: Tensor, ranks: ComparedRanks) -> tuple[Tensor, Tensor]:
+def _totals(chunk: Tensor, ranks: Group) -> tuple[Tensor, Tensor]:
     total = torch.zeros(chunk.numel(), dtype=torch.float64, device=chunk.device)
     magnitude = torch.zeros_like(total)
     for rank in range(ranks.world_size):
@@ -266,27 +237,19 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NUM_NAMED = 3
 
 
-def shared_tensors(
-    module: nn.Module, initial: Mapping[str, Tensor], ranks: ComparedRanks
-) -> dict[str, Tensor]:
-    """The tensors that must be the same on every rank. Collective.
-
-    These are parameters, statistics of synchronized batch normalisation, and buffers that training changes on
-    no rank. Other statistics are each rank's own.
-    """
+def shared_tensors(module: nn.Module, initial: Mapping[str, Tensor], ranks: Group) -> dict[str, Tensor]:
+    """The tensors that must be the same on every rank: parameters, statistics of synchronized batch
+    normalisation, and buffers that training changes on no rank. Collective."""
     tensors: dict[str, Tensor] = {name: whole(tensor.detach()) for name, tensor in module.named_parameters()}
     buffers = {name: buffer.detach() for name, buffer in module.named_buffers() if name in initial}
     synchronized = synchronized_statistics(module)
     has_changed = [float(not torch.equal(initial[name], buffer)) for name, buffer in buffers.items()]
-    if has_changed:
-        has_changed = ranks.largest_of(has_changed)
-    for (name, buffer), changed in zip(buffers.items(), has_changed, strict=True):
-        if name in synchronized or not changed:
-            tensors[name] = buffer
-    return tensors
+    has_changed = ranks.largest_of(has_changed) if buffers else []
+    changed = {name for name, is_changed in zip(buffers, has_changed, strict=True) if is_changed}
+    return tensors | {name: buffers[name] for name in buffers if name in synchronized or name not in changed}
 
 
-def require_equal(tensors: Mapping[str, Tensor], ranks: ComparedRanks) -> None:
+def require_equal(tensors: Mapping[str, Tensor], ranks: Group) -> None:
     """Compares the ranks' tensors, of the same names and shapes on every rank. Collective. ExchangeError: on
     every rank, where one differs: which, between which ranks, and how far."""
     if ranks.world_size == 1 or not tensors:
@@ -324,7 +287,7 @@ def _keys(device: torch.device) -> Tensor:
     return (drawn | 1).to(device)
 
 
-def _difference(name: str, tensor: Tensor, ranks: ComparedRanks) -> str | None:
+def _difference(name: str, tensor: Tensor, ranks: Group) -> str | None:
     """How a tensor differs between ranks; None where only zeros' signs or the bits of NaN do. Collective."""
     distances = []
     first = tensor

@@ -18,11 +18,8 @@ from scaling.process_group import Group
 
 @dataclass(frozen=True)
 class RepeatDifferences:
-    """By how much computations of the same gradient differ on this rank.
-
-    Attributes:
-        eps: epsilon of the precision that they are computed in: operations round to it.
-        apart: of each tensor of the bucket, the largest difference of one of them to the first.
+    """By how much computations of the same gradient differ on this rank: `eps`: epsilon of the precision that
+    they are computed in; `apart`: of each tensor of the bucket, the largest difference of one to the first.
     """
 
     eps: float
@@ -31,13 +28,11 @@ class RepeatDifferences:
 
 @dataclass(frozen=True)
 class BucketExchange:
-    """One exchange of one bucket on this rank; all tensors are copies, flat and in the bucket's layout.
+    """One exchange of one bucket on this rank; all tensors are copies, [num_elements] in the bucket's layout.
 
     Attributes:
-        contribution: [num_elements] what this rank brought: the gradient, or what an aggregator with a
-            momentum of its own makes of it.
-        mean: [num_elements] what came back, of use in the owned elements; None where the rank owns none.
-        old_residual, new_residual: [num_elements] before and after; None without residuals.
+        contribution: the gradient, or what an aggregator with a momentum of its own makes of it.
+        mean: what came back, of use in the owned elements; None where the rank owns none.
         repeats: of a gradient that was computed a second time, since the exchange does not show it.
     """
 
@@ -67,10 +62,8 @@ def aggregate(
     record: Record | None,
     wire: torch.dtype | None = None,
 ) -> Tensor | None:
-    """`aggregator.aggregate`; with a record, what went in and came out is added to it.
-
-    `wire` is the dtype of the messages, given to `start_exchanges` too; None: the gradient's.
-    """
+    """`aggregator.aggregate`; with a record, what went in and came out is added to it. `wire`: the dtype of
+    the messages, given to `start_exchanges` too; None: the gradient's."""
     if wire is None or wire == gradient.dtype or state.group.world_size == 1:
         return recorded(
             aggregator, state, gradient, record, lambda: aggregator.aggregate(state, gradient, phase)

@@ -39,28 +39,18 @@ class Batch(NamedTuple):
 
 
 class Feeder(Protocol):
-    """Hands out batches on the device, in turn and without end."""
-
     def next(self, marks: Marks) -> Batch:
-        """The next batch, usable in the order of the current stream until the next call.
-
-        `marks` takes `input`, waiting for a batch, and `h2d`, moving it.
-        """
+        """The next batch on the device, usable in the order of the current stream until the next call; there
+        is no last one. `marks` takes `input`, waiting for a batch, and `h2d`, moving it."""
 
 
 def feeder_for(
     placement: InputPlacement, split: Split, batches: Tensor, device: torch.device, num_workers: int
 ) -> Feeder:
-    """The feeder of that placement.
-
-    Args:
-        split: all training samples, on the device; or in host memory, where they do not fit there: of
-            placement `device` those of the batches are brought there.
-        batches: [num_batches, local_batch] indices of samples, on the host; taken in turn.
-
-    Raises:
-        StudyError: copies to a device are asked for on a CPU.
-    """
+    """The feeder of that placement. `split`: all training samples, on the device; or in host memory, where
+    they do not fit there: of placement `device` those of the batches are brought there; `batches`:
+    [num_batches, local_batch] indices of samples, on the host; taken in turn. StudyError: copies to a device
+    are asked for on a CPU."""
     if placement in ("pinned", "pageable") and device.type != "cuda":
         raise StudyError(
             f"input_placement: {placement} is a copy to a GPU; on {device.type} use device or loader"
@@ -80,10 +70,7 @@ def feeder_for(
 
 class AugmentedFeeder:
     """Crops and mirrors the images [local_batch, channels, height, width] of another feeder, in the phase
-    `input`.
-
-    A step does what a training's step does: it takes the variations of its samples by their indices, crops
-    and mirrors. They are drawn before, which a training does once an epoch.
+    `input`, as a training's step does; its variations are drawn before, which a training does once an epoch.
     """
 
     def __init__(self, feeder: Feeder, batches: Tensor, variations: Variations, device: torch.device) -> None:
@@ -148,7 +135,7 @@ class _LoaderFeeder:
         self._device = device
         self._loader = DataLoader(
             TensorDataset(split.inputs.cpu(), split.targets.cpu()),
-            batch_sampler=_Endless(batches.tolist()),
+            batch_sampler=cycle(batches.tolist()),
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
         )
@@ -161,11 +148,3 @@ class _LoaderFeeder:
             return batch
         with marks.phase("h2d"):
             return Batch(*(tensor.to(self._device, non_blocking=True) for tensor in batch))
-
-
-class _Endless:
-    def __init__(self, batches: list[list[int]]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return cycle(self._batches)

@@ -27,13 +27,14 @@ from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from scaling.errors import CheckpointError, LaunchError, StudyError
-from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
+from scaling.measure.phases import UNMARKED, Marks
 from scaling.process_group import TorchGroup
 from scaling.training.compute import FLOAT32, Compute, checkpointed_layers
-from scaling.training.exchanges import Record, recomputed_exchanges, repeatable_gradients
+from scaling.training.exchanges import recomputed_exchanges, repeatable_gradients
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings, set_learning_rate
-from scaling.training.replica import Replica, dtype_name, take_passes, whole
+from scaling.training.replica import Replica, dtype_name, local, take_passes, whole
+from scaling.training.step import TrainingStep
 from scaling.workloads.base import Loss, cross_entropy
 
 
@@ -95,7 +96,7 @@ class ShardedReplica(Replica):
                 fully_shard(block, mesh=mesh, reshard_after_forward=bool(kept_by))
         fully_shard(module, mesh=mesh)
         self.shards = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.trainable: list[Any] = [_local(shard.detach()) for shard in self.shards]
+        self.trainable: list[Any] = [local(shard.detach()) for shard in self.shards]
 
     def full_parameters(self) -> list[Tensor]:
         return [whole(shard.detach()) for shard in self.shards]
@@ -125,10 +126,8 @@ class ShardedReplica(Replica):
         return [parameter.grad for parameter in leaves]
 
 
-class FullyShardedStep:
-    """A step on one rank. Collective to make and to call."""
-
-    settle_profiled = False
+class FullyShardedStep(TrainingStep):
+    replica: ShardedReplica
 
     def __init__(
         self,
@@ -140,14 +139,9 @@ class FullyShardedStep:
         if group.through_host:
             raise LaunchError("fsdp2 needs a GPU for each worker; use zero2, or fewer workers")
         self.replica, self._group = replica, group
-        self.record: Record | None = None
         self.treatment = GradientTreatment(gradients, replica.compute, replica.trainable[0].device)
         self._optimizer = settings.optimizer(replica.shards)
         self._state_names = settings.state_names
-
-    @property
-    def notes(self) -> list[str]:
-        return self.replica.notes
 
     @property
     def optimizer_state_bytes(self) -> int:
@@ -159,22 +153,19 @@ class FullyShardedStep:
     def _state(self) -> dict[str, Tensor]:
         """The optimizer's tensors on this rank; none before the first step."""
         return {
-            f"{name}/{number}": _local(values)
+            f"{name}/{number}": local(values)
             for number, shard in enumerate(self.replica.shards)
             for name in self._state_names
             if (values := self._optimizer.state.get(shard, {}).get(name)) is not None
         }
 
     def state_dict(self) -> dict[str, Any]:
-        module = self.replica.module
-        tensors = {name: _local(values.detach()).clone() for name, values in module.state_dict().items()}
-        update = {name: values.clone() for name, values in self._state().items()}
-        return {"module": tensors, "aggregator": {}, "update": update, "scale": self.treatment.state_dict()}
+        return self._saved({}, {name: values.clone() for name, values in self._state().items()})
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """CheckpointError: its shards are of another world size, or of another model; nothing is changed."""
-        module = {name: _local(values.detach()) for name, values in self.replica.module.state_dict().items()}
+        module = {name: local(values.detach()) for name, values in self.replica.module.state_dict().items()}
         for name, values in module.items():
             saved = state["module"].get(name)
             if saved is None or saved.shape != values.shape:
@@ -194,18 +185,11 @@ class FullyShardedStep:
         """One tensor of the optimizer's state; one that is not there before the first step is made."""
         values = self._optimizer.state.get(shard, {}).get(name)
         if values is None and saved is not None:
-            is_shard = saved.shape == _local(shard.detach()).shape
+            is_shard = saved.shape == local(shard.detach()).shape
             values = torch.zeros_like(shard) if is_shard else torch.zeros_like(saved, device=shard.device)
             self._optimizer.state[shard][name] = values
         if values is not None:
-            _local(values).zero_() if saved is None else _local(values).copy_(saved)
-
-    def check(self) -> None:
-        """Torch raises what goes wrong by itself."""
-
-    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        """Forward, backward and update can be marked, the exchange cannot."""
-        return True
+            local(values).zero_() if saved is None else local(values).copy_(saved)
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         replica, local_gradients = self.replica, None
@@ -225,7 +209,7 @@ class FullyShardedStep:
                 replica.layout.names, local_gradients, means, replica.compute.autocast
             )
         if self.treatment.waits_for_all:
-            shards = [_local(shard.grad) for shard in replica.shards if shard.grad is not None]
+            shards = [local(shard.grad) for shard in replica.shards if shard.grad is not None]
             self.treatment.before_update(shards, marks.phase, self._add_up)
         with marks.phase("update"):
             self._optimizer.step()
@@ -279,8 +263,3 @@ def _shard_elements(shape: Sequence[int], world_size: int) -> int:
     """Of the largest shard: torch cuts the first dimension."""
     rows, *rest = shape or (1,)
     return -(-rows // world_size) * math.prod(rest)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    local = getattr(tensor, "to_local", None)
-    return tensor if local is None else local()

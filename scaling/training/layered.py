@@ -34,13 +34,13 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, PhaseMarker, Span
 from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
 from scaling.bucket import BucketLayout
-from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
+from scaling.measure.phases import UNMARKED, Marks
 from scaling.process_group import Group
-from scaling.training.exchanges import Record, aggregate, start_exchanges
+from scaling.training.exchanges import aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica import FlatBucket, FlatReplica, require_dtypes, take_passes
-from scaling.training.step import by_bucket, of_buckets, sum_over_owners
+from scaling.training.step import TrainingStep, by_bucket, of_buckets, sum_over_owners
 from scaling.training.update import SpansUpdate
 
 NUM_STREAMS = 2
@@ -73,11 +73,12 @@ class _Bucket:
         return sum(parameter.nbytes for parameter in self.parameters) / 2**20
 
 
-class LayeredStep:
-    """A step on one rank, of an aggregator that overlaps, on every replica or on owners. Collective to make
-    and to call; `bucket_mb` is the lower size of a bucket, in MiB."""
+class LayeredStep(TrainingStep):
+    """A step of an aggregator that overlaps, on every replica or on owners. `bucket_mb` is the lower size of
+    a bucket, in MiB."""
 
-    settle_profiled = False
+    replica: FlatReplica
+    _parts: list[_Bucket]
 
     def __init__(
         self,
@@ -92,13 +93,12 @@ class LayeredStep:
     ) -> None:
         require_dtypes(replica.module, aggregator)
         self.replica, self._aggregator, self._wire = replica, aggregator, gradients.wire
-        self.record: Record | None = None
         self._marks: Marks = UNMARKED
         self._exchanging = True
         self.treatment = GradientTreatment(gradients, replica.compute, replica.trainable[0].device)
-        chosen = (aggregator, settings, group, gradients.wire, self.treatment)
-        self._buckets = [
-            _started(number, flat, tensors, *chosen, capturable=capturable)
+        chosen = (aggregator, settings, group, gradients.wire, self.treatment, capturable)
+        self._parts = [
+            _started(number, flat, tensors, *chosen)
             for number, flat in enumerate(replica.buckets)
             for tensors in bucket_tensors(flat.layout, bucket_mb * 2**20 / flat.parameters.itemsize)
         ]
@@ -107,66 +107,46 @@ class LayeredStep:
         self._add_up = sum_over_owners(group, aggregator.update_site)
         device = replica.trainable[0].device
         # No stream without a bucket: a capture cannot wait for one that it has not entered.
-        count = min(NUM_STREAMS, len(self._buckets)) if device.type == "cuda" else 0
+        count = min(NUM_STREAMS, len(self._parts)) if device.type == "cuda" else 0
         self._streams = [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
         itself = weakref.ref(self)
-        for number, bucket in enumerate(self._buckets):
+        for number, bucket in enumerate(self._parts):
             for parameter in bucket.parameters:
                 register: Any = parameter.register_post_accumulate_grad_hook
                 register(_hook(itself, number))
 
     @property
     def notes(self) -> list[str]:
-        sizes = [bucket.size_mb for bucket in self._buckets]
+        sizes = [bucket.size_mb for bucket in self._parts]
         shown = f"layer by layer: {len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB"
-        return [
-            *self.replica.notes,
-            shown,
-            *dict.fromkeys(note for bucket in self._buckets for note in bucket.state.notes),
-        ]
+        count = len(self.replica.notes)
+        return [*super().notes[:count], shown, *super().notes[count:]]
 
     def state_dict(self) -> dict[str, Any]:
-        module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
-        states = save_buckets([bucket.state for bucket in self._buckets])
+        states = save_buckets([bucket.state for bucket in self._parts])
         updates: list[dict[str, Tensor]] = [{} for _ in self.replica.buckets]
-        for bucket in self._buckets:
+        for bucket in self._parts:
             updates[bucket.number] |= bucket.update.state_dict()
-        scale = self.treatment.state_dict()
-        return {"module": module, "aggregator": states, "update": by_bucket(updates), "scale": scale}
+        return self._saved(states, by_bucket(updates))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         updates = of_buckets(state["update"], len(self.replica.buckets))
         self.replica.module.load_state_dict(state["module"])
-        load_buckets([bucket.state for bucket in self._buckets], state["aggregator"])
-        for bucket in self._buckets:
+        load_buckets([bucket.state for bucket in self._parts], state["aggregator"])
+        for bucket in self._parts:
             bucket.update.load_state_dict(updates[bucket.number])
         self.treatment.load_state_dict(state.get("scale", {}))
 
-    @property
-    def optimizer_state_bytes(self) -> int:
-        return sum(bucket.update.state_bytes for bucket in self._buckets)
-
-    def set_learning_rate(self, rate: float) -> None:
-        for bucket in self._buckets:
-            bucket.update.set_learning_rate(rate)
-
-    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        return True
-
-    def check(self) -> None:
-        for bucket in self._buckets:
-            bucket.state.check()
-
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         self._marks = marks
-        for bucket in self._buckets:
+        for bucket in self._parts:
             bucket.missing = len(bucket.parameters)
         for parameter in self.replica.trainable:
             parameter.grad = None  # no longer read: the last step has waited for the streams that did
         loss = take_passes(
             self.replica, inputs, targets, marks, self.treatment.scaled, around=self._last_only
         )
-        for number, bucket in enumerate(self._buckets):
+        for number, bucket in enumerate(self._parts):
             if bucket.missing:  # of parameters that this loss does not depend on
                 self._take_on(number, in_backward=False)
         for stream in self._streams:
@@ -183,16 +163,16 @@ class LayeredStep:
 
     @torch.no_grad()
     def _update_all(self, marks: Marks) -> None:
-        means = [bucket.mean for bucket in self._buckets if bucket.mean is not None]
+        means = [bucket.mean for bucket in self._parts if bucket.mean is not None]
         self.treatment.before_update(means, marks.phase, self._add_up)
-        for bucket in self._buckets:
+        for bucket in self._parts:
             self._update(bucket, bucket.mean, marks.phase)
             bucket.mean = None
 
     def _ready(self, number: int) -> None:
         if not self._exchanging:
             return
-        bucket = self._buckets[number]
+        bucket = self._parts[number]
         bucket.missing -= 1
         if bucket.missing == 0:
             self._take_on(number)
@@ -200,12 +180,12 @@ class LayeredStep:
     def _take_on(self, number: int, *, in_backward: bool = True) -> None:
         if not self._streams:  # the backward pass stands still meanwhile
             with self._marks.paused() if in_backward else nullcontext():
-                self._bring_together(self._buckets[number])
+                self._bring_together(self._parts[number])
             return
         stream = self._streams[number % len(self._streams)]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._bring_together(self._buckets[number])
+            self._bring_together(self._parts[number])
 
     @torch.no_grad()
     def _bring_together(self, bucket: _Bucket) -> None:
@@ -266,7 +246,6 @@ def _started(
     group: Group,
     wire: torch.dtype | None,
     treatment: GradientTreatment,
-    *,
     capturable: bool,
 ) -> _Bucket:
     layout = BucketLayout.of([(flat.layout.names[number], flat.layout.shapes[number]) for number in tensors])

@@ -25,7 +25,7 @@ from scaling.errors import CheckpointError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
 from scaling.training.compute import FLOAT32
-from scaling.training.exchanges import Record, aggregate
+from scaling.training.exchanges import aggregate
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
 from scaling.training.outer_updates import OuterUpdate
@@ -36,8 +36,8 @@ CHECKED_STEPS = 4
 """Of a block that is checked, at most: what is checked is its end."""
 
 
-class LocalStep:
-    """A step on one rank, every `sync_every`-th of which ends a block. Collective to make and to call.
+class LocalStep(TrainingStep):
+    """A step every `sync_every`-th of which ends a block.
 
     Args:
         aggregator: brings the outer gradients together; an exact one, or one of 16 bits.
@@ -45,7 +45,7 @@ class LocalStep:
         gradients: how they are treated; clipped is each rank's own, and `wire` is that of the outer gradient.
     """
 
-    settle_profiled = False
+    replica: FlatReplica
 
     def __init__(
         self,
@@ -61,36 +61,25 @@ class LocalStep:
         own = GradientSettings(None, gradients.clip_norm, gradients.clip_gradient)
         self._own = EagerStep(replica, NoExchange(), settings, group, own)
         self.replica, self.sync_every, self.outer = replica, sync_every, outer
-        self.record: Record | None = None
+        self.treatment = self._own.treatment
         self._wire, self._count = gradients.wire, 0
         chosen = (aggregator, outer.settings, group, gradients.wire)
-        self._blocks: list[Part] = [
+        self._parts: list[Part] = [
             started(FlatBucket(bucket.layout, copies), *chosen, capturable=False, skippable=False)
             for bucket in replica.buckets
             for copies in [[nn.Parameter(p.detach().clone()) for p in bucket.trainable]]
         ]
 
     @property
-    def treatment(self) -> GradientTreatment:
-        return self._own.treatment
-
-    @property
     def notes(self) -> list[str]:
-        return [*self._own.notes, *dict.fromkeys(note for part in self._blocks for note in part.state.notes)]
+        return [*self._own.notes, *super().notes[len(self.replica.notes) :]]
 
     @property
     def optimizer_state_bytes(self) -> int:
-        return self._own.optimizer_state_bytes + sum(part.update.state_bytes for part in self._blocks)
+        return self._own.optimizer_state_bytes + super().optimizer_state_bytes
 
     def set_learning_rate(self, rate: float) -> None:
         self._own.set_learning_rate(rate)
-
-    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        return True
-
-    def check(self) -> None:
-        for part in self._blocks:
-            part.state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         loss = self._own(inputs, targets, marks)
@@ -105,7 +94,7 @@ class LocalStep:
         if not self._count:
             return
         self._count = 0
-        for bucket, part in zip(self.replica.buckets, self._blocks, strict=True):
+        for bucket, part in zip(self.replica.buckets, self._parts, strict=True):
             with phase("encode"):
                 torch.sub(part.bucket.parameters, bucket.parameters, out=part.bucket.gradient)
             mean = aggregate(
@@ -125,18 +114,18 @@ class LocalStep:
         own = self._own.state_dict()
         return {
             "module": own["module"],
-            "aggregator": by_bucket([part.state.state_dict() for part in self._blocks]),
-            "update": by_bucket([part.update.state_dict() for part in self._blocks]),
+            "aggregator": by_bucket([part.state.state_dict() for part in self._parts]),
+            "update": by_bucket([part.update.state_dict() for part in self._parts]),
             "own": {"update": own["update"], "scale": own["scale"]},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        num_buckets = len(self._blocks)
+        num_buckets = len(self._parts)
         own = {"module": state["module"], "aggregator": self._own.state_dict()["aggregator"], **state["own"]}
         self._own.load_state_dict(own)
         self._count = 0
         states, updates = (of_buckets(state[key], num_buckets) for key in ("aggregator", "update"))
-        parts = zip(self.replica.buckets, self._blocks, states, updates, strict=True)
+        parts = zip(self.replica.buckets, self._parts, states, updates, strict=True)
         for bucket, part, aggregated, updated in parts:
             part.bucket.parameters.copy_(bucket.parameters)
             part.state.load_state_dict(aggregated)
@@ -159,7 +148,7 @@ class OneBlock(LocalStep):
         self.__dict__ = step.__dict__
 
     @property
-    def treatment(self) -> GradientTreatment:
+    def treatment(self) -> GradientTreatment:  # type: ignore[override]
         return GradientTreatment(AS_THEY_ARE, FLOAT32, self.replica.trainable[0].device)
 
     def set_learning_rate(self, rate: float) -> None:

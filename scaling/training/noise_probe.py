@@ -48,14 +48,9 @@ HIDDEN_PASSES = 3
 
 
 class NoiseProbe:
-    """Looks at the gradients of one rank's steps. Collective to make and to use.
-
-    Attributes:
-        source: how squared norms come about.
-        small_batch, big_batch: samples of the two gradients.
-        is_on: whether anything is looked at: not where parts of a batch differ in size, fp16 has no scale, or
-            ranks have shards of the model (fsdp2).
-    """
+    """Looks at the gradients of one rank's steps. Collective to make and to use. `is_on`: whether anything is
+    looked at: not where parts of a batch differ in size, fp16 has no scale, or ranks have shards of the model
+    (fsdp2)."""
 
     def __init__(
         self,
@@ -91,12 +86,8 @@ class NoiseProbe:
         self._squares: list[Tensor] = []
 
     def take(self, number: int, index: int, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The training's step, looked at where it is its turn; gives its loss.
-
-        Args:
-            number: of the step, from 0 over the whole training.
-            index: likewise in its epoch, which begins a block of local updates.
-        """
+        """The training's step, looked at where it is its turn; gives its loss. `number`: of the step, from 0
+        over the whole training; `index`: likewise in its epoch, which begins a block of local updates."""
         since = number - self._stride // 2
         if not self.is_on or index % self._every or since < 0 or since % self._stride >= self._every:
             return self._step(inputs, targets)
@@ -169,13 +160,9 @@ class NoiseProbe:
                 buffer.copy_(before)
 
     def finish_epoch(self) -> dict[str, Any]:
-        """What was seen since the last call, the same on every rank. Collective.
-
-        Returns:
-            `small_batch` and `big_batch`, in samples; `steps`, their numbers; `small` and `big`, the squared
-            norms of the gradients of so many samples, the small ones' a mean over ranks or parts. Steps whose
-            norms were not finite are left out.
-        """
+        """What was seen since the last call, the same on every rank: the numbers of the `steps`, without
+        those whose norms were not finite, and the squared norms of the gradients of `small_batch` and
+        `big_batch` samples, the small ones' a mean over ranks or parts. Collective."""
         seen, steps = {"small_batch": self.small_batch, "big_batch": self.big_batch}, self._steps
         rows: list[tuple[int, float, float]] = []
         if steps:

@@ -43,12 +43,7 @@ from scaling.errors import LaunchError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.ddp import USUAL_DDP, DdpSettings, wrapped
-from scaling.training.exchanges import (
-    Record,
-    filled,
-    recomputed_exchanges,
-    repeatable_gradients,
-)
+from scaling.training.exchanges import Record, filled, recomputed_exchanges, repeatable_gradients
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.hooked_buckets import HookedBuckets, LibraryHookBuckets
 from scaling.training.optimizers import (
@@ -59,6 +54,7 @@ from scaling.training.optimizers import (
     state_tensors,
 )
 from scaling.training.replica import Replica, require_dtypes, take_passes
+from scaling.training.step import TrainingStep
 
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket
@@ -69,8 +65,8 @@ PASSES_UNTIL_BUCKETS_STAY = 2
 static graph is known one pass later."""
 
 
-class OverlappedStep:
-    """A step on one rank, of an aggregator that overlaps, or `none`. Collective to make and to call."""
+class OverlappedStep(TrainingStep):
+    """A step of an aggregator that overlaps, or `none`."""
 
     def __init__(
         self,
@@ -183,11 +179,9 @@ class OverlappedStep:
         set_learning_rate(self._optimizer, rate)
 
     def state_dict(self) -> dict[str, Any]:
-        module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
         tensors = state_tensors(self._stateful, self._places, self._state_names)
         update = {name: tensor.clone() for name, tensor in tensors.items()}
-        scale = self.treatment.state_dict()
-        return {"module": module, "aggregator": self._buckets.state_dict(), "update": update, "scale": scale}
+        return self._saved(self._buckets.state_dict(), update)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.replica.module.load_state_dict(state["module"])
@@ -210,7 +204,7 @@ class OverlappedStep:
         return self._buckets.mark_graphs(recorder)
 
     @property
-    def settle_profiled(self) -> bool:
+    def settle_profiled(self) -> bool:  # type: ignore[override]
         return self._buckets.has_graphs
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:

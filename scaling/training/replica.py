@@ -81,21 +81,23 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if gather is None else gather()
 
 
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor; any other tensor as it is."""
+    shard = getattr(tensor, "to_local", None)
+    return tensor if shard is None else shard()
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 class FlatBucket:
-    """Parameters of one dtype and device, moved into one flat buffer, and their gradients in another.
-
-    Attributes:
-        gradient: [num_elements] flat gradient, filled by backward.
-    """
+    """Parameters of one dtype and device, moved into one flat buffer, and their gradients in another, which
+    backward fills."""
 
     def __init__(self, layout: BucketLayout, trainable: Sequence[nn.Parameter]) -> None:
         self.layout, self.trainable = layout, list(trainable)
-        first = self.trainable[0]
-        self.place_parameters(torch.empty(layout.num_elements, dtype=first.dtype, device=first.device))
+        self.place_parameters(self.trainable[0].detach().new_empty(layout.num_elements))
         self.place_gradient(torch.zeros_like(self.parameters))
 
     def place_parameters(self, flat: Tensor) -> None:
@@ -121,10 +123,7 @@ class FlatBucket:
 
 class FlatReplica(Replica):
     """A model whose trainable parameters of each dtype share one flat buffer, and their gradients another.
-
-    Attributes:
-        buckets: one a dtype, in the order in which they first appear, or one a parameter.
-    """
+    `buckets`: one a dtype, in the order in which they first appear, or one a parameter."""
 
     def __init__(
         self,
@@ -173,16 +172,9 @@ def take_passes(
     around: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
     after: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Forward and backward passes of a batch; leaves the gradient of its mean loss.
-
-    Args:
-        inputs, targets: of the whole batch; a multiple of the micro-batches.
-        around: is entered for each micro-batch, told whether it is the last.
-        after: is called at the end of the last backward pass, within its phase.
-
-    Returns:
-        The mean loss, detached.
-    """
+    """Forward and backward passes of a batch, a multiple of the micro-batches; leaves the gradient of its
+    mean loss, and gives that, detached. `around`: is entered for each micro-batch, told whether it is the
+    last; `after`: is called at the end of the last backward pass, within its phase."""
     count = replica.compute.accumulate
     total: Tensor | None = None
     for number in range(count):
@@ -212,28 +204,16 @@ def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
     """Which of "loss", "gradients", "parameters" are not finite on this rank; waits for the device. A
     gradient that the replica no longer has counts as finite."""
     gradients = [parameter.grad for parameter in replica.trainable if parameter.grad is not None]
-    values: dict[str, list[Tensor]] = {
-        "loss": [] if loss is None else [loss],
-        "gradients": gradients,
-        "parameters": list(replica.trainable),
-    }
-    return [
-        name
-        for name, tensors in values.items()
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors)
-    ]
+    losses: list[Tensor] = [] if loss is None else [loss]
+    values = {"loss": losses, "gradients": gradients, "parameters": replica.trainable}
+    return [name for name, of in values.items() if not all(bool(tensor.isfinite().all()) for tensor in of)]
 
 
 def require_dtypes(module: nn.Module, aggregator: Aggregator[Any]) -> None:
     """Checks the model's parameters before anything is exchanged; it may be on torch's meta device.
-
-    Raises:
-        StudyError: the model has nothing to train, or a parameter's dtype cannot be trained, or the
-            aggregator does not take it.
-    """
-    trainable = [
-        (name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad
-    ]
+    StudyError: there is nothing to train, or a parameter's dtype cannot be trained, or the aggregator does
+    not take it."""
+    trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trainable:
         raise StudyError("the model has no parameter with requires_grad: there is nothing to train")
     way_out = "store it as one of these and convert it where it is used, or freeze it (requires_grad_(False))"

@@ -6,8 +6,9 @@ timed on its own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,35 +21,39 @@ from scaling.process_group import Group
 from scaling.training.exchanges import Record, aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
-from scaling.training.replica import FlatBucket, FlatReplica, Replica, require_dtypes, take_passes
+from scaling.training.replica import FlatBucket, FlatReplica, Replica, local, require_dtypes, take_passes
 from scaling.training.update import SiteUpdate, update_at
 
 
-class TrainingStep(Protocol):
-    """One way to take a training step on one rank.
+class TrainingStep(ABC):
+    """One way to take a training step on one rank. Collective to make.
 
     Attributes:
         record: takes what goes into every exchange and comes out; None, as in every measured step: nothing is
             recorded.
+        treatment: what happens to the gradient between its exchange and the update.
+        settle_profiled: the marks of a profiled iteration are lost unless they are taken before the next.
+        _parts: what is exchanged and updated on its own, each with its `state` and `update`.
     """
 
-    record: Record | None
-
-    @property
-    def treatment(self) -> GradientTreatment:
-        """What happens to the gradient between its exchange and the update."""
+    replica: Replica
+    treatment: GradientTreatment
+    record: Record | None = None
+    settle_profiled = False
+    _parts: Sequence[Any] = ()
 
     @property
     def optimizer_state_bytes(self) -> int:
         """What the optimizer keeps on this rank, on its device or in host memory."""
-
-    @property
-    def replica(self) -> Replica: ...
+        return sum(part.update.state_bytes for part in self._parts)
 
     @property
     def notes(self) -> list[str]:
         """What was decided at the start, for the record of the run."""
+        noted = dict.fromkeys(note for part in self._parts for note in part.state.notes)
+        return [*self.replica.notes, *noted]
 
+    @abstractmethod
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """One optimizer update on this rank's share of a global batch. Collective.
 
@@ -63,10 +68,21 @@ class TrainingStep(Protocol):
 
     def set_learning_rate(self, rate: float) -> None:
         """That of the next steps."""
+        for part in self._parts:
+            part.update.set_learning_rate(rate)
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Copies of all that decides later steps on this rank, but for torch's random state. Collective."""
 
+    def _saved(self, aggregator: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
+        """A state with these parts; of shards of the model this rank's."""
+        tensors = self.replica.module.state_dict()
+        module = {name: local(values.detach()).clone() for name, values in tensors.items()}
+        scale = self.treatment.state_dict()
+        return {"module": module, "aggregator": aggregator, "update": update, "scale": scale}
+
+    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over, in place, what `state_dict` gave on this rank, maybe in another process. Collective."""
 
@@ -76,16 +92,15 @@ class TrainingStep(Protocol):
         Returns:
             False where phases cannot be distinguished here.
         """
+        return True
 
     def check(self) -> None:
         """Raises what went wrong on the device, such as a gradient that is not a number; waits for it.
 
         To be called outside of measured windows; see `AggregatorState.check`.
         """
-
-    @property
-    def settle_profiled(self) -> bool:
-        """Whether the marks of a profiled iteration are lost unless they are taken before the next."""
+        for part in self._parts:
+            part.state.check()
 
 
 class Part(NamedTuple):
@@ -95,8 +110,9 @@ class Part(NamedTuple):
     update: SiteUpdate
 
 
-class EagerStep:
-    settle_profiled = False
+class EagerStep(TrainingStep):
+    replica: FlatReplica
+    _parts: list[Part]
 
     def __init__(
         self,
@@ -110,7 +126,6 @@ class EagerStep:
     ) -> None:
         require_dtypes(replica.module, aggregator)
         self.replica, self._aggregator, self._wire = replica, aggregator, gradients.wire
-        self.record: Record | None = None
         skippable = replica.compute.scales_loss
         chosen = (settings, group, gradients.wire)
         self._parts = [
@@ -128,22 +143,9 @@ class EagerStep:
     def _aggregators(self, world_size: int) -> list[Aggregator[Any]]:
         return [self._aggregator] * len(self.replica.buckets)
 
-    @property
-    def notes(self) -> list[str]:
-        return [
-            *self.replica.notes,
-            *dict.fromkeys(note for part in self._parts for note in part.state.notes),
-        ]
-
     def state_dict(self) -> dict[str, Any]:
-        module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
         states = by_bucket([part.state.state_dict() for part in self._parts])
-        return {
-            "module": module,
-            "aggregator": states,
-            "update": by_bucket([part.update.state_dict() for part in self._parts]),
-            "scale": self.treatment.state_dict(),
-        }
+        return self._saved(states, by_bucket([part.update.state_dict() for part in self._parts]))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         num_buckets = len(self._parts)
@@ -154,25 +156,10 @@ class EagerStep:
             part.update.load_state_dict(updated)
         self.treatment.load_state_dict(state.get("scale", {}))
 
-    @property
-    def optimizer_state_bytes(self) -> int:
-        return sum(part.update.state_bytes for part in self._parts)
-
-    def set_learning_rate(self, rate: float) -> None:
-        for part in self._parts:
-            part.update.set_learning_rate(rate)
-
     def reset_optimizer(self) -> None:
         """Sets the optimizer's state on this rank to that before its first step."""
         for part in self._parts:
             part.update.load_state_dict({})
-
-    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        return True
-
-    def check(self) -> None:
-        for part in self._parts:
-            part.state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         loss = take_passes(self.replica, inputs, targets, marks, self.treatment.scaled)
@@ -226,19 +213,17 @@ def started(
     settings: OptimizerSettings,
     group: Group,
     wire: torch.dtype | None,
-    *,
-    capturable: bool,
-    skippable: bool,
+    **how: bool,
 ) -> Part:
-    """A bucket with its aggregator's state and its update; in the state's own buffers, if it has any."""
+    """A bucket with its aggregator's state and its update; in the state's own buffers, if it has any.
+    `how`: as of `OptimizerSettings.optimizer`."""
     state = start_exchanges(aggregator, bucket.layout, group, bucket.parameters, wire)
     buffer = state.gradient_buffer
     if buffer is not None and buffer.dtype == bucket.parameters.dtype:
         bucket.place_gradient(buffer)
     if state.parameter_buffer is not None:
         bucket.place_parameters(state.parameter_buffer)
-    update = update_at(bucket, settings, aggregator, state, capturable=capturable, skippable=skippable)
-    return Part(bucket, aggregator, state, update)
+    return Part(bucket, aggregator, state, update_at(bucket, settings, aggregator, state, **how))
 
 
 def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator
 from scaling.errors import ExchangeError
+from scaling.process_group import Group
 from scaling.training.captured import CapturedStep
 from scaling.training.exchange_check import (
     COARSE,
     ROUNDING,
-    ComparedRanks,
     Law,
     deviation,
     exact_mean,
@@ -70,12 +70,8 @@ ASKED: dict[Law, str] = {
 
 @dataclass
 class StepCheckResult:
-    """What the checks of one run found, for its record.
-
-    Attributes:
-        coarse: parameters whose gradients vary too much to be compared closely.
-        largest_error_ratio: error to what is allowed, of the worst element.
-    """
+    """What the checks of one run found. `coarse`: parameters whose gradients vary too much to be compared
+    closely; `largest_error_ratio`: error to what is allowed, of the worst element."""
 
     laws: set[Law] = field(default_factory=set)
     unchecked: set[str] = field(default_factory=set)
@@ -103,7 +99,7 @@ class StepCheck:
         step: TrainingStep,
         aggregator: Aggregator[Any],
         settings: OptimizerSettings,
-        ranks: ComparedRanks,
+        ranks: Group,
     ) -> None:
         self._step, self._aggregator, self._settings, self._ranks = step, aggregator, settings, ranks
         self._inner: TrainingStep = step.uncaptured if isinstance(step, CapturedStep) else step

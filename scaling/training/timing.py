@@ -17,12 +17,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from scaling.measure.phases import Marks, PhaseRecorder, StepSample
 from scaling.measure.statistics import LOOK_EVERY, MIN_SAMPLES, enough, is_warm
+from scaling.process_group import Group
 
 WARMUP_SHARE = 0.25
 WARMUP_LIMIT = 10
@@ -39,19 +40,9 @@ DECIMALS = 9  # of a second, in raw samples
 StopReason = Literal["precision", "iterations", "seconds"]
 
 
-class Agreement(Protocol):
-    """The part of the ranks' control channel that is needed here."""
-
-    def largest(self, value: float) -> float:
-        """The largest value that any rank gave. Collective."""
-
-    def largest_of(self, values: Sequence[float]) -> list[float]: ...
-
-
 @dataclass(frozen=True)
 class Extent:
-    """How long to measure.
-
+    """
     Attributes:
         warmup: iterations to discard, at least.
         iterations: unprofiled ones, at most.
@@ -108,21 +99,18 @@ class Extent:
 class Measurement:
     """The iterations of one cell on one rank; its parts are called in turn, each collective.
 
-    Args:
+    Attributes:
         host_offset_s: what to add to this host's monotonic clock to have rank 0's.
         steps_each: steps of an iteration: a whole block of local updates is one, and its row says so.
-
-    Attributes:
-        rows: raw samples so far, one an iteration: `iteration`, `warmup`, `profiled`, `start_s` (on rank 0's
-            monotonic clock), `step_s`, and `spans` of profiled ones: [phase, lane, start, stop] in seconds
-            from the step's start; on a GPU also `behind_s` (`scaling.measure.phases.StepSample`); `steps`
-            where an iteration has several, whose times these are together.
+        rows: raw samples so far, one an iteration: `start_s` is on rank 0's monotonic clock, `spans` of
+            profiled ones are [phase, lane, start, stop] in seconds from the step's start, `behind_s` as of
+            `scaling.measure.phases.StepSample`.
     """
 
     iterate: Callable[[Marks], None]
     recorder: PhaseRecorder
     extent: Extent
-    agreement: Agreement
+    agreement: Group
     host_offset_s: float = 0.0
     after_each: Callable[[], None] = lambda: None
     steps_each: int = 1
@@ -195,9 +183,8 @@ class Measurement:
                 "profiled": sample.spans is not None,
                 "start_s": round(sample.start_s + self.host_offset_s, DECIMALS),
                 "step_s": round(sample.step_s, DECIMALS),
+                **({"steps": self.steps_each} if self.steps_each > 1 else {}),
             }
-            if self.steps_each > 1:
-                row["steps"] = self.steps_each
             if sample.spans is not None:
                 row["spans"] = [
                     [name, lane, round(start, DECIMALS), round(stop, DECIMALS)]

@@ -30,23 +30,22 @@ S = TypeVar("S", bound=AggregatorState)
 
 
 class OwnedUpdate:
-    """The parameters in some spans of a flat tensor, and the optimizer with their state."""
+    """The parameters in some spans of a flat tensor, and the optimizer with their state. `how`: as of
+    `OptimizerSettings.optimizer`."""
 
     def __init__(
         self,
         flat: Tensor,
         spans: list[Span],
         settings: OptimizerSettings,
-        *,
-        capturable: bool = False,
-        skippable: bool = False,
+        **how: bool,
     ) -> None:
         self._spans, self._names = spans, settings.state_names
         self._stepped = [torch.nn.Parameter(flat[start:stop]) for start, stop in spans]
         self._places = dict(zip((f"{start}:{stop}" for start, stop in spans), self._stepped, strict=True))
         self._optimizer: torch.optim.Optimizer | None = None
         if spans:
-            self._optimizer = settings.optimizer(self._stepped, capturable=capturable, skippable=skippable)
+            self._optimizer = settings.optimizer(self._stepped, **how)
 
     def set_learning_rate(self, rate: float) -> None:
         if self._optimizer is not None:
@@ -115,16 +114,12 @@ class DeviceUpdate(SiteUpdate):
         aggregator: Aggregator[S],
         state: S,
         site: UpdateSite,
-        *,
-        capturable: bool = False,
-        skippable: bool = False,
+        **how: bool,
     ) -> None:
         self._aggregator, self._aggregated = aggregator, state
         self.site = site
         self._parameters = bucket.parameters
-        super().__init__(
-            bucket.parameters, aggregator.owned(state), settings, capturable=capturable, skippable=skippable
-        )
+        super().__init__(bucket.parameters, aggregator.owned(state), settings, **how)
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         with phase("update"):
@@ -190,15 +185,9 @@ class SpansUpdate(OwnedUpdate):
 
 
 def update_at(
-    bucket: FlatBucket,
-    settings: OptimizerSettings,
-    aggregator: Aggregator[S],
-    state: S,
-    *,
-    capturable: bool = False,
-    skippable: bool = False,
+    bucket: FlatBucket, settings: OptimizerSettings, aggregator: Aggregator[S], state: S, **how: bool
 ) -> SiteUpdate:
     site = aggregator.site(state.layout)
     if site in HOST_SITES:
         return HostUpdate(bucket, settings, aggregator, state, site)
-    return DeviceUpdate(bucket, settings, aggregator, state, site, capturable=capturable, skippable=skippable)
+    return DeviceUpdate(bucket, settings, aggregator, state, site, **how)

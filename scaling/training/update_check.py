@@ -47,12 +47,8 @@ class Delivered(NamedTuple):
 
 @dataclass
 class Moments:
-    """What the optimizer keeps of one parameter since that was zero, flat and in float64.
-
-    Attributes:
-        first, first_size: velocity or first moment, and that of absolute values.
-        second, second_size: second moment, likewise; of Adam alone.
-    """
+    """What the optimizer keeps of one parameter since that was zero, flat and in float64: velocity or first
+    moment, and that of absolute values; of Adam the second moment likewise."""
 
     first: Tensor
     first_size: Tensor
@@ -79,10 +75,7 @@ def worst_update(
     rate_eps: float,
 ) -> tuple[int, float, float] | None:
     """The element that is furthest from the optimizer's, its value and the optimizer's; None where all are
-    near enough.
-
-    `rate_eps` is how far the learning rate may be off, as a ratio.
-    """
+    near enough. `rate_eps`: how far the learning rate may be off, as a ratio."""
     worst, largest = None, 1.0
     moments.steps += 1
     flat = [tensor.reshape(-1) for tensor in (new, old, delivered.mean)]
@@ -155,10 +148,8 @@ signs and places may change likewise, has that ratio for Adam in any case."""
 def sgd_problem(
     names: Sequence[str], start: Sequence[Tensor], steps: Sequence[Sequence[Tensor]]
 ) -> str | None:
-    """The first parameter of which the replay's update is another.
-
-    `steps` are the parameters after the step, after that step again, and after the replay.
-    """
+    """The first parameter of which the replay's update is another. `steps`: the parameters after the step,
+    after that step again, and after the replay."""
     for name, old, plain, again, replayed in zip(names, start, *steps, strict=True):
         update, scatter, distance = (
             (plain.double() - other.double()).norm() for other in (old.detach(), again, replayed)
@@ -178,12 +169,9 @@ def adam_problem(
     *,
     lossy: bool = False,
 ) -> str | None:
-    """What is wrong with the replay in the elements of which this rank has the state.
-
-    Args:
-        start, replayed: [num_elements] flat, before the step and after the replay.
-        states: the optimizer's, by name and span, after the step, that step again, and the replay.
-    """
+    """What is wrong with the replay in the elements of which this rank has the state: `start`, `replayed`:
+    [num_elements] before the step and after the replay; `states`: the optimizer's, by name and span, after
+    the step, that step again, and the replay."""
     title = TITLES[settings.name]
     if len({frozenset(state) for state in states}) > 1:
         return f"the captured graph leaves a state of {title} other than that of the step without it"

@@ -27,14 +27,9 @@ BENCHMARK_PAPER = (
 
 @dataclass(frozen=True)
 class DataShape:
-    """What a model and a data set must agree on.
-
-    Attributes:
-        input_shape: of one sample, without the batch axis.
-        num_classes: targets are 0 to num_classes - 1.
-        tokens: inputs are numbers of classes too, and each of them has a target, such as the word that comes
-            next in a text; otherwise a sample is of real numbers and has one target.
-    """
+    """What a model and a data set must agree on: the shape of one sample, and the targets, 0 to
+    num_classes - 1. `tokens`: inputs are numbers of classes too, and each of them has a target, such as the
+    word that comes next in a text; otherwise a sample is of real numbers and has one target."""
 
     input_shape: tuple[int, ...]
     num_classes: int
@@ -43,12 +38,8 @@ class DataShape:
 
 @dataclass(frozen=True)
 class Split:
-    """Samples in memory.
-
-    Attributes:
-        inputs: [n, *input_shape] float32; of tokens int64.
-        targets: [n] int64; of tokens [n, *input_shape].
-    """
+    """Samples in memory: inputs [n, *input_shape] float32, of tokens int64; targets [n] int64, of tokens
+    [n, *input_shape]."""
 
     inputs: Tensor
     targets: Tensor
@@ -59,13 +50,8 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSplits:
-    """A data set, loaded.
-
-    Attributes:
-        test: held-out samples; never trained on.
-        checksums: file or source name -> checksum, recorded with the results.
-        in_host_memory: it does not fit on the device that it was loaded for.
-    """
+    """A data set, loaded. `checksums`: file or source name -> checksum, recorded with the results;
+    `in_host_memory`: it does not fit on the device that it was loaded for."""
 
     train: Split
     test: Split
@@ -109,16 +95,9 @@ class Dataset(ABC):
 
     @abstractmethod
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
-        """Reads it into host memory. Never downloads.
-
-        Args:
-            shape: what `shape` gave.
-            num_samples: training samples that are needed at least (only data made on demand looks at it).
-            seed: of data made on demand.
-
-        Raises:
-            DataError: a file is missing or damaged.
-        """
+        """Reads it into host memory. Never downloads. `shape`: what `shape` gave; `num_samples`: training
+        samples that are needed at least, and `seed`: of data made on demand. DataError: a file is missing or
+        damaged."""
 
 
 @dataclass(frozen=True)
@@ -147,29 +126,17 @@ class Model:
     shape_of: Callable[..., DataShape] | None = None
 
 
-@dataclass(frozen=True)
-class Declared:
-    """What a function that makes a model says of it; see `declares`."""
-
-    shape: DataShape | None
-    loss: Loss
-
-
 Maker = TypeVar("Maker", bound=Callable[..., nn.Module])
 
 
 def declares(
     input_shape: tuple[int, ...], num_classes: int, *, tokens: bool = False, loss: Loss = cross_entropy
 ) -> Callable[[Maker], Maker]:
-    """Declares a model's input and loss: decorates a function, or a class, that gives a torch module.
-
-    Args:
-        input_shape, num_classes, tokens: as of `DataShape`.
-        loss: what is minimized.
-    """
+    """Declares a model's input (`DataShape`) and what is minimized: decorates a function, or a class, that
+    gives a torch module."""
 
     def declared(maker: Maker) -> Maker:
-        maker.declared = Declared(DataShape(tuple(input_shape), num_classes, tokens), loss)  # type: ignore[attr-defined]
+        maker.declared = (DataShape(tuple(input_shape), num_classes, tokens), loss)  # type: ignore[attr-defined]
         return maker
 
     return declared

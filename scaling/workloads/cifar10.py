@@ -47,14 +47,6 @@ MEAN = (125.3, 123.0, 113.9)
 STANDARD_DEVIATION = (63.0, 62.1, 66.7)
 
 
-@dataclass(frozen=True)
-class CifarFile:
-    """One file's samples: `images` [n, 3072] (red, green, blue, each 32 rows of 32); `labels` [n], 0 to 9."""
-
-    images: npt.NDArray[np.uint8]
-    labels: list[int]
-
-
 def find_source(folders: Sequence[Path]) -> Path | None:
     """The unpacked folder or the archive: the first that is found, whatever it contains. None without any."""
     paths = (find(name, [folder]) for folder in folders for name in (UNPACKED, ARCHIVE.name))
@@ -128,16 +120,17 @@ class _ArrayUnpickler(pickle.Unpickler):
             ) from None
 
 
-def parse_batch(content: bytes) -> CifarFile:
-    """The samples in a file of the "python version": a dictionary, pickled by Python 2 and numpy. DataError:
-    it asks for anything but numpy arrays."""
+def parse_batch(content: bytes) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    """Images [n, 3072] (red, green, blue, each 32 rows of 32) and labels [n], 0 to 9, of a file of the
+    "python version": a dictionary, pickled by Python 2 and numpy. DataError: it asks for more than numpy
+    arrays."""
     # numpy's arrays are texts to Python 2: latin1 keeps every byte.
     values = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     images, labels = values["data"], values["labels"]
     # Asserts: whoever calls has compared the checksum.
     assert images.dtype == np.uint8
     assert images.shape == (len(labels), 3 * 32 * 32)
-    return CifarFile(images, labels)
+    return images, labels
 
 
 @final
@@ -169,8 +162,7 @@ class Cifar10(Dataset):
         if source is None:
             HOME.download(ARCHIVE, folders, MIRRORS)
         else:
-            for _ in read_checked(source):
-                pass
+            list(read_checked(source))
 
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
         """Inputs [n, 3, 32, 32], normalised, and targets [n]; `num_samples` and `seed` change nothing."""
@@ -196,9 +188,8 @@ def _decoded(source: Path) -> list[npt.NDArray[np.uint8]]:
     batches = {file.name: parse_batch(content) for file, content in read_checked(source)}
     arrays = []
     for files in (TRAIN, TEST):
-        used = [batches[file.name] for file in files]
-        arrays.append(np.concatenate([batch.images for batch in used]))
-        arrays.append(np.array([label for batch in used for label in batch.labels], np.uint8))
+        images, labels = zip(*(batches[file.name] for file in files), strict=True)
+        arrays += [np.concatenate(images), np.array([label for of in labels for label in of], np.uint8)]
     return arrays
 
 

@@ -55,14 +55,8 @@ class DataHome:
     folder: str
 
     def folders(self, environment: Mapping[str, str]) -> list[Path]:
-        """The folders in which its files are looked for, in this order; the last one is the cache.
-
-        Args:
-            environment: SCALING_DATA_DIR and XDG_CACHE_HOME are read; empty is the same as not set.
-
-        Raises:
-            DataError: SCALING_DATA_DIR is set, but is not a folder.
-        """
+        """The folders in which its files are looked for, in this order; the last one is the cache. DataError:
+        SCALING_DATA_DIR is set, but is not a folder."""
         caches = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         cache = caches / "scaling-study" / self.folder
         data_dir = environment.get("SCALING_DATA_DIR")
@@ -107,14 +101,8 @@ class DataHome:
             self.read_checked(file, folders)
 
     def download(self, file: DataFile, folders: Sequence[Path], mirrors: Sequence[str]) -> None:
-        """Downloads the file into the last folder; any number of processes may.
-
-        Args:
-            mirrors: addresses that end in "/", tried in this order.
-
-        Raises:
-            DataError: no mirror delivers it, or it cannot be stored.
-        """
+        """Downloads the file into the last folder; any number of processes may. `mirrors`: addresses that end
+        in "/", tried in this order. DataError: none delivers it, or it cannot be stored."""
         target = folders[-1] / file.name
         try:
             download([mirror + file.name for mirror in mirrors], target, file.md5)
@@ -155,16 +143,8 @@ class DownloadError(Exception):
 
 
 def download(urls: Sequence[str], target: Path, md5: str) -> None:
-    """Downloads a file to `target`, unless another process is faster.
-
-    Args:
-        urls: where it is, tried in this order.
-        md5: of the file, in hexadecimal.
-
-    Raises:
-        DownloadError: no address delivers it. What has come is kept for the next try.
-        OSError: it cannot be stored.
-    """
+    """Downloads a file to `target`, unless another process is faster; addresses are tried in this order.
+    DownloadError: none delivers it; what has come is kept for the next try. OSError: it cannot be stored."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.with_name(f"{target.name}.part")) as part:
         if os.path.lexists(target):
@@ -197,7 +177,8 @@ def _complete(part: BinaryIO, url: str, md5: str) -> None:
         # Left behind whole by a process that ended before it could rename.
         if not start or _md5_of_file(part) != md5:
             _append(part, url, start)
-            _check(part, md5)
+            if (digest := _md5_of_file(part)) != md5:
+                raise _WrongContentError(f"{_size_bytes(part):,} bytes with MD5 {digest}")
     except _WrongContentError:
         part.truncate(0)
         if not start:
@@ -214,19 +195,15 @@ def _append(part: BinaryIO, url: str, start: int) -> None:
 
 
 def _receive(url: str, start: int) -> Generator[tuple[int, bytes], None, None]:
-    """Yields (position in the file, bytes): from `start` on, or from 0 if the mirror knows no ranges.
-
-    Errors of the network are raised as _TransferError, so that an OSError of the caller is one of storing.
-    """
+    """Yields (position in the file, bytes): from `start` on, or from 0 if the mirror knows no ranges. Errors
+    of the network are raised as _TransferError, so that an OSError of the caller is one of storing."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310 (of our own tables)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
-            if response.status == http.HTTPStatus.PARTIAL_CONTENT:
-                if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                    raise _WrongContentError(f"sent range {response.headers.get('Content-Range')!r}")
-                position = start
-            else:
-                position = 0
+            is_part = response.status == http.HTTPStatus.PARTIAL_CONTENT
+            if is_part and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+                raise _WrongContentError(f"sent range {response.headers.get('Content-Range')!r}")
+            position = start if is_part else 0
             length = response.headers.get("Content-Length")
             stop = None if length is None else position + int(length)
             while block := response.read(BLOCK_BYTES):
@@ -239,11 +216,6 @@ def _receive(url: str, start: int) -> Generator[tuple[int, bytes], None, None]:
         raise (_WrongContentError if refused else _TransferError)(error) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise _TransferError(error) from error
-
-
-def _check(part: BinaryIO, md5: str) -> None:
-    if (digest := _md5_of_file(part)) != md5:
-        raise _WrongContentError(f"{_size_bytes(part):,} bytes with MD5 {digest}")
 
 
 def _md5_of_file(file: BinaryIO) -> str:
@@ -291,12 +263,8 @@ LONGEST_HEADER = 4096
 
 
 def decoded(folder: Path, sources: Sequence[Path], decode: Callable[[], Sequence[Bytes]]) -> Sequence[Bytes]:
-    """What `decode` makes of the sources, from the cache where that has it; read-only. Any process may.
-
-    Args:
-        folder: of the data set in the cache; made if need be.
-        sources: the files that are decoded, all of which exist.
-    """
+    """What `decode` makes of the sources, all of which exist, from the cache `folder` where that has it;
+    read-only. Any process may."""
     path = folder / f"{PREFIX}{_key(sources)}"
     if (mapped := _mapped(path)) is not None:
         return mapped

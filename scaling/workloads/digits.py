@@ -43,11 +43,8 @@ class Digits(Dataset):
             raise DataError("data set 'digits' is part of scikit-learn; install it: pip install scikit-learn")
 
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
-        """Inputs [n, 1, 8, 8] from 0 to 1 and targets [n]; `num_samples` and `seed` change nothing.
-
-        The checksum is the SHA-256 of the images [1797, 8, 8] and then the targets [1797], as bytes, in
-        scikit-learn's order.
-        """
+        """Inputs [n, 1, 8, 8] from 0 to 1 and targets [n]; `num_samples` and `seed` change nothing. The
+        checksum is the SHA-256 of the images and then the targets, as bytes, in scikit-learn's order."""
         self.fetch()
         # As its load_digits reads them, without the seconds that each rank would need to import scikit-learn.
         spec = importlib.util.find_spec("sklearn")

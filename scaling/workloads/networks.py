@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from pydantic import PositiveInt
 from torch import nn
 
 from scaling.workloads.base import BENCHMARK_PAPER, DataShape, Model
 
-FCN_R_HIDDEN = (2048, 4096, 1024)
-FCN_S_HIDDEN = (2048, 2048, 2048)
-FCN_S4_HIDDEN = (2048, 2048, 2048, 2048)
 FCN_S_WIDTH = 26752
 """Inputs and classes."""
 
@@ -45,19 +43,10 @@ def _sigmoid_network(shape: DataShape, hidden: Sequence[int]) -> nn.Module:
     return network
 
 
-def build_fcn_r(shape: DataShape) -> nn.Module:
-    """FCN-R: three sigmoid layers of 2048, 4096 and 1024; 14,205,962 parameters for MNIST."""
-    return _sigmoid_network(shape, FCN_R_HIDDEN)
-
-
-def build_fcn_s(shape: DataShape) -> nn.Module:
-    """FCN-S as the paper's programs have it: three sigmoid layers of 2048; 117,997,696 parameters."""
-    return _sigmoid_network(shape, FCN_S_HIDDEN)
-
-
-def build_fcn_s4(shape: DataShape) -> nn.Module:
-    """FCN-S as the paper's text has it: four sigmoid layers of 2048; 122,194,048 parameters."""
-    return _sigmoid_network(shape, FCN_S4_HIDDEN)
+# 14,205,962 parameters for MNIST, 117,997,696 and 122,194,048.
+build_fcn_r = partial(_sigmoid_network, hidden=(2048, 4096, 1024))
+build_fcn_s = partial(_sigmoid_network, hidden=(2048,) * 3)
+build_fcn_s4 = partial(_sigmoid_network, hidden=(2048,) * 4)
 
 
 def build_mlp(shape: DataShape, hidden: list[PositiveInt]) -> nn.Module:

@@ -19,7 +19,7 @@ from torch import nn
 
 from scaling.errors import StudyError
 from scaling.registry import Registry, check_names, checked
-from scaling.workloads.base import Dataset, DataShape, Declared, Model, cross_entropy
+from scaling.workloads.base import Dataset, DataShape, Model, cross_entropy
 
 KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 PROBE_SAMPLES = 2
@@ -35,14 +35,11 @@ def model_of(name: str, maker: Callable[..., Any], parameters: Mapping[str, Any]
     check_names(what, parameters, {**named, **(parameters if takes_any else {})})
     takes_shape = "shape" in named and "shape" not in parameters
     for key, argument in named.items():
-        if (
-            argument.default is argument.empty
-            and key not in parameters
-            and not (key == "shape" and takes_shape)
-        ):
+        is_given = key in parameters or (key == "shape" and takes_shape)
+        if argument.default is argument.empty and not is_given:
             raise StudyError(f"{what} needs a value for {key!r}: {{name: {name!r}, {key}: ...}}")
     values = {key: _value(what, named.get(key), value, key) for key, value in parameters.items()}
-    declared: Declared = getattr(maker, "declared", Declared(None, cross_entropy))
+    declared_shape, loss = getattr(maker, "declared", (None, cross_entropy))
 
     def build(shape: DataShape, **chosen: Any) -> nn.Module:
         module = maker(**({"shape": shape} if takes_shape else {}), **chosen)
@@ -52,7 +49,7 @@ def model_of(name: str, maker: Callable[..., Any], parameters: Mapping[str, Any]
         return module
 
     source = f"{getattr(maker, '__module__', '?')}.{getattr(maker, '__qualname__', name)}"
-    return Model(name, build, declared.shape, "any that fits", source, values, declared.loss)
+    return Model(name, build, declared_shape, "any that fits", source, values, loss)
 
 
 def _arguments(maker: Callable[..., Any], what: str) -> Mapping[str, inspect.Parameter]:
@@ -128,14 +125,9 @@ def create_dataset(name: str, parameters: Mapping[str, Any] | None = None) -> Da
 
 
 def create_model(name: str, parameters: Mapping[str, Any] | None = None) -> Model:
-    """The model of that name; its `parameters` are the defaults overridden by the given ones.
-
-    The given ones are checked against the annotations of the model's `build`, or against the default's type
-    where `build` has none. `build_module` makes the module.
-
-    Raises:
-        StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
-    """
+    """The model of that name; its `parameters` are the defaults overridden by the given ones, which are
+    checked against the annotations of its `build`, or the default's type where there are none. StudyError:
+    the name is unknown, or a parameter is unknown or of the wrong type or value."""
     model = MODELS.load(name)
     if callable(model):
         return model_of(name, model, parameters or {})
@@ -164,12 +156,9 @@ def _annotation(model: Model, parameter: str) -> Any:
 
 
 def build_module(model: Model, shape: DataShape) -> nn.Module:
-    """The network for data of that shape (`resolve_shape`), in host memory.
-
-    Returns:
-        A module: inputs [n, *input_shape] -> logits [n, num_classes] (of tokens [n, *input_shape,
-        num_classes]), with random weights from torch's global generator; seed it before.
-    """
+    """The network for data of that shape (`resolve_shape`), in host memory, with random weights from torch's
+    global generator: inputs [n, *input_shape] -> logits [n, num_classes], of tokens [n, *input_shape,
+    num_classes]."""
     return model.build(shape, **model.parameters)
 
 

@@ -58,19 +58,14 @@ def build_resnet_56(shape: DataShape) -> nn.Module:
     over the image and a linear layer follow. Convolutions are normal with the variance 2 / (9 output
     channels), the linear layer's bias is 0.
     """
-    layers: list[nn.Module] = [
-        _conv3x3(shape.input_shape[0], STAGES[0]), nn.BatchNorm2d(STAGES[0]), nn.ReLU(),
-    ]  # fmt: skip
+    first = _conv3x3(shape.input_shape[0], STAGES[0])
+    layers: list[nn.Module] = [first, nn.BatchNorm2d(STAGES[0]), nn.ReLU()]
     channels = STAGES[0]
     for outputs in STAGES:
         for _ in range(BLOCKS_PER_STAGE):
             layers.append(ResidualBlock(channels, outputs, stride=1 if outputs == channels else 2))
             channels = outputs
-    network = nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, shape.num_classes)
-    )
-    _initialize(network)
-    return network
+    return _with_head(layers, channels, shape)
 
 
 class Bottleneck(nn.Module):
@@ -114,19 +109,18 @@ def build_resnet_50(shape: DataShape) -> nn.Module:
             halves = index == 0 and width != WIDTHS_50[0]
             layers.append(Bottleneck(channels, width, stride=2 if halves else 1))
             channels = width * EXPANSION
-    network = nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, shape.num_classes)
-    )
-    _initialize(network)
-    return network
+    return _with_head(layers, channels, shape)
 
 
-def _initialize(network: nn.Module) -> None:
+def _with_head(layers: list[nn.Module], channels: int, shape: DataShape) -> nn.Module:
+    head = nn.Linear(channels, shape.num_classes)
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(layer, nn.Linear):
             nn.init.zeros_(layer.bias)
+    return network
 
 
 resnet_56 = Model(

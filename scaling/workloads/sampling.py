@@ -32,14 +32,8 @@ from scaling.errors import StudyError
 
 
 def seeded_generator(seed: int, *stream: int) -> torch.Generator:
-    """A CPU generator for one purpose: unrelated to that of any other (seed, *stream), all 0 or more.
-
-    Its seed is the first 32-bit word of `numpy.random.SeedSequence(seed, spawn_key=stream)`: with a mere sum
-    seed + epoch, epoch 1 of seed 0 would be epoch 0 of seed 1.
-
-    Raises:
-        StudyError: the seed is negative.
-    """
+    """A CPU generator for one purpose: unrelated to that of any other (seed, *stream), all 0 or more: with a
+    mere sum seed + epoch, epoch 1 of seed 0 would be epoch 0 of seed 1. StudyError: the seed is negative."""
     if seed < 0:
         raise StudyError(f"seed {seed} is negative; choose 0 or more")
     # One word: torch's CPU generator, a Mersenne twister, uses the low 32 bits of its seed only.
@@ -48,15 +42,9 @@ def seeded_generator(seed: int, *stream: int) -> torch.Generator:
 
 
 def epoch_batches(num_samples: int, global_batch: int, seed: int, epoch: int) -> Tensor:
-    """The global batches of one epoch (from 0), in order.
-
-    Returns:
-        Sample indices [num_samples // global_batch, global_batch], int64, on the host. None occurs twice; the
-        num_samples % global_batch samples that are left over differ from epoch to epoch.
-
-    Raises:
-        StudyError: the global batch is not between 1 and `num_samples`, or the seed is negative.
-    """
+    """The global batches of one epoch (from 0), in order: sample indices [num_samples // global_batch,
+    global_batch], int64, on the host. The samples that are left over differ from epoch to epoch. StudyError:
+    the global batch is not between 1 and `num_samples`, or the seed is negative."""
     if not 1 <= global_batch <= num_samples:
         raise StudyError(
             f"global batch {global_batch} does not fit {num_samples} training samples; "
@@ -68,18 +56,9 @@ def epoch_batches(num_samples: int, global_batch: int, seed: int, epoch: int) ->
 
 
 def shard(batches: Tensor, rank: int, world_size: int) -> Tensor:
-    """The part of every global batch that one rank trains on.
-
-    Args:
-        batches: indices [num_batches, global_batch], from `epoch_batches`.
-
-    Returns:
-        A view [num_batches, global_batch / world_size] of `batches`; side by side in the order of ranks, the
-        shards are `batches`.
-
-    Raises:
-        StudyError: the world size does not divide the global batch.
-    """
+    """The part of every global batch of `epoch_batches` that one rank trains on: a view [num_batches,
+    global_batch / world_size]; side by side in the order of ranks, the shards are `batches`. StudyError: the
+    world size does not divide the global batch."""
     assert 0 <= rank < world_size
     global_batch = batches.shape[1]
     if global_batch % world_size:
@@ -98,13 +77,8 @@ STREAM = 1
 
 @dataclass(frozen=True)
 class Variations:
-    """What happens to each of n samples.
-
-    Attributes:
-        offsets: [n, 2] int64, 0 to 2 * PADDING: first row and first column of the window in the padded image;
-            PADDING is where the image was.
-        mirrored: [n] bool: whether left and right are exchanged.
-    """
+    """What happens to each of n samples. `offsets`: [n, 2] int64, 0 to 2 * PADDING: first row and column of
+    the window in the padded image (PADDING is where the image was); `mirrored`: [n] bool."""
 
     offsets: Tensor
     mirrored: Tensor
@@ -133,12 +107,8 @@ def epoch_variations(num_samples: int, seed: int, epoch: int) -> Variations:
 
 
 def crop_and_flip(images: Tensor, variations: Variations) -> Tensor:
-    """Images cropped and mirrored as `variations` say, in a new tensor; without a wait for the device.
-
-    Args:
-        images: [n, channels, height, width] of any type.
-        variations: of these n images, on their device.
-    """
+    """Images, [n, channels, height, width] of any type, cropped and mirrored as `variations` say, which are
+    on their device; in a new tensor, without a wait for the device."""
     num_images, channels, height, width = images.shape
     assert len(variations) == num_images
 

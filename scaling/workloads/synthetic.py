@@ -21,14 +21,9 @@ STREAM = (0, 0)
 @final
 @dataclass(frozen=True)
 class Synthetic(Dataset):
-    """Standard normal inputs and uniform targets, or uniform tokens, made from the seed.
-
-    A model of tokens gets texts of independent tokens; the target of each is the one that comes next.
-
-    Attributes:
-        input_shape: of one sample, without the batch axis; None: as the model declares.
-        num_classes: targets are 0 to num_classes - 1; None: as the model declares.
-    """
+    """Standard normal inputs and uniform targets, made from the seed; a model of tokens gets texts of
+    independent, uniform tokens. `input_shape` of one sample and `num_classes` are as the model declares where
+    they are None."""
 
     name = "synthetic"
     source = "random numbers"
@@ -38,7 +33,6 @@ class Synthetic(Dataset):
     num_classes: PositiveInt | None = None
 
     def shape(self, model_shape: DataShape | None) -> DataShape:
-        """The shape that the parameters name; what they leave open is as the model declares."""
         input_shape, num_classes, tokens = self.input_shape, self.num_classes, False
         if model_shape is not None:
             input_shape = input_shape if input_shape is not None else model_shape.input_shape
@@ -57,13 +51,9 @@ class Synthetic(Dataset):
     def fetch(self) -> None: ...
 
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
-        """Makes `num_samples` training samples and min(num_samples, 256) test samples.
-
-        The same arguments give the same numbers in every process (of one version of torch); the checksum, the
-        SHA-256 of all four tensors, shows it.
-        """
+        """Makes `num_samples` training samples and min(num_samples, 256) test samples: the same in every
+        process (of one version of torch), which the checksum, the SHA-256 of all four tensors, shows."""
         generator = seeded_generator(seed, *STREAM)
-
         make = _texts if shape.tokens else _samples
         train, test = (
             make(count, shape, generator) for count in (num_samples, min(num_samples, MAX_TEST_SAMPLES))

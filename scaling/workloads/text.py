@@ -37,12 +37,8 @@ TEST_SHARE = 10
 @final
 @dataclass(frozen=True)
 class Text(Dataset):
-    """Bytes of a file or folder, each predicted from those before it.
-
-    Attributes:
-        path: a file, or a folder, all files of which are read; None: Python's standard library.
-        max_bytes: at most so many, from the start.
-    """
+    """Bytes of `path`, a file or all files of a folder (None: Python's standard library), `max_bytes` at
+    most, each predicted from those before it."""
 
     name = "text"
     source = "bytes of a file or folder; without a path, of Python's standard library"

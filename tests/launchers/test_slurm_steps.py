@@ -10,7 +10,7 @@ from launchers import slurm_steps
 from launchers.base import LaunchSpec
 from launchers.rank_info import RankInfo
 from launchers.slurm_steps import SlurmSrun, SlurmTorchrun, nodes_for, port_is_free
-from launchers.slurm_variables import first_host, rendezvous, rendezvous_port, task_counts
+from launchers.slurm_variables import first_host, rendezvous, task_counts
 from tests.waiting import LIMIT_S
 
 JOB = {
@@ -142,7 +142,7 @@ def test_tasks_of_each_node(text, n):
 
 
 def test_ports_of_neighbouring_jobs_differ_and_stay_below_those_of_the_system():
-    ports = [rendezvous_port(str(job)) for job in range(123_000, 133_000)]
+    ports = [rendezvous({"MASTER_ADDR": "a", "SLURM_JOB_ID": str(job)})[1] for job in range(123_000, 133_000)]
     assert (len(set(ports)), (min(ports), max(ports))) == (10_000, (20_000, 29_999))
 
 

@@ -313,18 +313,6 @@ def test_nobody_leaves_a_meeting_before_all_are_there(world_size):
     assert run_in_process(world_size, work) == [list(range(1, 20))] * world_size
 
 
-def test_own_memory_can_be_given():
-    def work(group):
-        memory = group.shared_host_buffer(64, register=False)
-        counters = HostCounters(group, lambda size: memory[:size])
-        counters.tell(group.rank + 3)
-        counters.wait(3)
-        group.barrier()
-        return memory.view(torch.int64)[:2].tolist()
-
-    assert run_in_process(2, work) == [[3, 4]] * 2
-
-
 def test_meeting_to_which_a_rank_never_comes_is_an_error():
     def work(group):
         counters = HostCounters(group)

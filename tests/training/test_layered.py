@@ -70,7 +70,7 @@ def test_it_goes_on_from_a_saved_state_of_these_or_other_buckets(aggregator, old
 def test_residuals_of_stripes_follow_into_other_buckets(old, new):
     def withheld(step):
         kept = {}
-        for bucket in step._buckets:
+        for bucket in step._parts:
             layout = bucket.state.layout
             kept |= dict(zip(layout.names, layout.views(bucket.state.total_residual()), strict=True))
         return torch.cat([kept[name].double().flatten() for name in sorted(kept)])

@@ -307,7 +307,7 @@ class TestOwnCheck:
 
     def test_a_wrong_outer_update_is_found(self):
         def spoil(step):
-            step._blocks[0].update.set_learning_rate(0.9)
+            step._parts[0].update.set_learning_rate(0.9)
 
         with pytest.raises(ExchangeError, match="the update is not SGD's"):
             self.check(spoil=spoil)

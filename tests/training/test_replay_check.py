@@ -131,7 +131,8 @@ class Replayed(CapturedStep):
     """A captured step whose replay is the step itself on a CPU, with a fault."""
 
     def __init__(self, step, fault, rank):
-        self._step, self.record, self._fault, self._rank = step, None, fault, rank
+        self._step, self._fault, self._rank = step, fault, rank
+        self.replica, self.treatment, self._parts = step.replica, step.treatment, step._parts
 
     def __call__(self, inputs, targets, *marks):
         if self._fault == "rate":

@@ -276,9 +276,9 @@ class TestUnpickling:
             parse_batch(named(*name.split()) + pickle.STOP)
 
     def test_batch_of_python_2_holds_its_array_and_labels(self):
-        batch = parse_batch(batch_of_python2(images_of(1, 4), [3, 8, 8, 0]))
-        np.testing.assert_array_equal(batch.images, images_of(1, 4))
-        assert batch.labels == [3, 8, 8, 0]
+        images, labels = parse_batch(batch_of_python2(images_of(1, 4), [3, 8, 8, 0]))
+        np.testing.assert_array_equal(images, images_of(1, 4))
+        assert labels == [3, 8, 8, 0]
 
 
 class TestFetching:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import combinations, permutations
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 Operation = Literal[
     "h2d",
@@ -82,14 +82,9 @@ WAKE_S = 0.5
 
 @dataclass(frozen=True)
 class ProbeCase:
-    """One operation to be measured.
-
-    Attributes:
-        ranks: who does it: one, a pair (from, to), or all at once.
-        sizes_bytes: ascending; fewer are measured where the time is short, two at least if there are two.
-        memory: on the host, of copies between it and the device and of MPI's buffers: pinned or pageable.
-        captured: replayed from a CUDA graph, without the time that the host needs to start it.
-    """
+    """One operation to be measured. `ranks`: one, a pair (from, to), or all at once; `sizes_bytes`:
+    ascending; fewer are measured where the time is short, two at least if there are two; `memory`: on the
+    host, of copies between it and the device and of MPI's buffers; `captured`: replayed from a CUDA graph."""
 
     operation: Operation
     ranks: tuple[int, ...]
@@ -113,13 +108,13 @@ class ProbeSample:
 
     launch: str
     operation: str
-    ranks: tuple[int, ...]
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0, le=10**6)], ...], Field(min_length=1)]
     memory: str
     captured: bool
-    num_threads: int | None
-    num_bytes: int
-    repeats: int
-    seconds: float
+    num_threads: Annotated[int, Field(ge=1)] | None
+    num_bytes: Annotated[int, Field(ge=1, lt=2**62)]
+    repeats: Annotated[int, Field(ge=1, lt=2**62)]
+    seconds: Annotated[float, Field(gt=0, lt=1e9)]
 
     @property
     def series(self) -> tuple[Any, ...]:
@@ -260,16 +255,7 @@ def as_csv(samples: Iterable[ProbeSample]) -> str:
     return text.getvalue()
 
 
-class _Row(BaseModel):
-    launch: str
-    operation: str
-    ranks: Annotated[list[Annotated[int, Field(ge=0, le=10**6)]], Field(min_length=1)]
-    memory: str
-    captured: Literal["True", "False"]
-    num_threads: Annotated[int, Field(ge=1)] | None
-    num_bytes: Annotated[int, Field(ge=1, lt=2**62)]
-    repeats: Annotated[int, Field(ge=1, lt=2**62)]
-    seconds: Annotated[float, Field(gt=0, lt=1e9)]
+ROW = TypeAdapter(ProbeSample)
 
 
 def from_csv(text: str) -> list[ProbeSample]:
@@ -280,11 +266,10 @@ def from_csv(text: str) -> list[ProbeSample]:
         ranks, num_threads = (row.get("ranks") or "").split(), row.get("num_threads") or None
         values = {**row, "ranks": ranks, "num_threads": num_threads}
         try:
-            measured = _Row.model_validate(values)
+            samples.append(ROW.validate_python(values))
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             key = problem["loc"][0]
             what = f"{key} is {values.get(str(key))!r:.40}: {problem['msg']}"
             raise ValueError(f"line {number} is damaged: {what}") from None
-        samples.append(ProbeSample.from_row({**measured.model_dump(), "captured": row["captured"] == "True"}))
     return samples

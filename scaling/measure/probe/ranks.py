@@ -17,6 +17,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from scaling.errors import LaunchError
 from scaling.measure.clock import MonotonicClock, clock_for
 from scaling.measure.matrix_rate import product
 from scaling.measure.probe import cases as probe
-from scaling.measure.probe.cases import ProbeCase, ProbeSample, product_size
+from scaling.measure.probe.cases import BYTES_MOVED, ProbeCase, ProbeSample, product_size
 from scaling.process_group import Group, Message, PeerMemory, TorchGroup
 from scaling.process_group.delegated import library_version
 from topologies.detect import memory_bytes
@@ -56,12 +57,10 @@ class Operations:
             return self._copy(name, case.memory, num_bytes)
         if name == "h2d_d2h":
             return self._copies_both_ways(num_bytes)
-        if name in ("host_copy", "device_copy", "host_sum", "device_sum"):
-            where = name.partition("_")[0]
+        if name in BYTES_MOVED:
+            where, _, verb = name.partition("_")
             source, target = self._buffer(where, num_bytes), self._buffer(f"{where}_other", num_bytes)
-            if name.endswith("copy"):
-                return lambda: target.copy_(source)
-            return lambda: target.add_(source)
+            return partial(target.copy_ if verb == "copy" else target.add_, source)
         if name == "all_reduce":
             buffer = self._buffer("device", num_bytes)
             return lambda: self._group.all_reduce(buffer)
@@ -141,9 +140,7 @@ class Operations:
 
 MEMORY_SHARE = 8
 """A buffer takes at most this part of the memory that is free: about as many of the largest are made."""
-
 SHORTEST_S = 1e-9  # no clock here is finer
-
 FALLBACK_BYTES = 4 << 30  # where the system does not tell
 
 Write = Callable[[dict[str, Any]], None]
@@ -231,11 +228,7 @@ class Prober:
         """Name and version of the MPI that carries these ranks too, or None; and what is wrong with it."""
         if self._group.world_size < 2 or not self._group.carries("mpi"):
             return None, ""
-
-        def start() -> None:
-            self._group.over("mpi")
-
-        _, problem = self._agreed(start)
+        _, problem = self._agreed(lambda: self._group.over("mpi") and None)
         return (None, problem) if problem else (library_version(), "")
 
     def _free_bytes(self) -> int:

@@ -51,9 +51,6 @@ class ProbeMeasurement:
         fields = {"environment": self.environment, "facts": self.facts, "notes": self.notes, "samples": rows}
         return json.dumps(fields, indent=1)
 
-    def environment_text(self) -> str:
-        return json.dumps(self.environment, indent=2) + "\n"
-
 
 @dataclass(frozen=True)
 class ProbeLaunch:
@@ -127,7 +124,10 @@ def measure(
     launcher here, or nothing at all was measured."""
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
         raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --no-peer-access")
-    starter = _starter(spec.launcher, environ)
+    try:
+        starter = launcher_class(spec.launcher).from_environment(environ)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
     measured = ProbeMeasurement(environment=collect(environ))
     for launch in spec.launches():
         what = "without access between GPUs, " if launch.host_only else ""
@@ -136,13 +136,6 @@ def measure(
         if not measured.samples:
             raise LaunchError("\n".join(measured.failures) or "the workers measured nothing")
     return measured
-
-
-def _starter(name: str, environ: Mapping[str, str]) -> Launcher:
-    try:
-        return launcher_class(name).from_environment(environ)
-    except ValueError as error:
-        raise LaunchError(str(error)) from error
 
 
 def _run(

@@ -27,7 +27,6 @@ Source: osu-micro-benchmarks 5.9 to 7.5, c/util/osu_util.h and c/mpi/pt2pt/osu_b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from scaling.measure.probe.cases import MIB, ProbeSample
@@ -185,28 +184,22 @@ def osu_samples(text: str, source: str, world_size: int | None) -> tuple[list[Pr
         if world_size is None:
             raise TopologyError(f"{source}: OSU's output does not say how many ranks it had: --world-size N")
         operation = "all_reduce" if on_gpus else "mpi_all_reduce"
-        return list(_all_reduces(rows, operation, world_size)), []
+        ranks, timed = tuple(range(world_size)), [(int(row[1]), float(row[2]) * 1e-6) for row in rows]
+        return [
+            ProbeSample("default", operation, ranks, "", False, None, size, 1, seconds)
+            for size, seconds in timed
+            if seconds
+        ], []
     if test == "Bandwidth" and (on_gpus or BOTH_ON_GPUS in text):
-        large = [row for row in rows if int(row[1]) >= MIB and float(row[2])]
+        large = [(int(row[1]), float(row[2]) * 1e6) for row in rows if int(row[1]) >= MIB and float(row[2])]
         small = len(rows) - len(large)
-        return list(_copies(large)), [f"{small} rows below 1 MiB: their messages overlap"] if small else []
+        copies = [
+            ProbeSample("default", "peer_copy", (0, 1), "", False, None, size, 1, size / bytes_per_s)
+            for size, bytes_per_s in large
+        ]
+        return copies, [f"{small} rows below 1 MiB: their messages overlap"] if small else []
     raise TopologyError(
         f"{source}: OSU's '{headers[0][0].removeprefix('# ')}' is nothing that a probe measures; read are "
         "osu_allreduce of host memory (without -d), osu_xccl_allreduce, and osu_bw -d cuda D D. The rest "
         "measures `scaling topology probe --launcher mpirun`"
     )
-
-
-def _all_reduces(rows: list[re.Match[str]], operation: str, world_size: int) -> Iterator[ProbeSample]:
-    ranks = tuple(range(world_size))
-    for row in rows:
-        if float(row[2]):
-            yield ProbeSample(
-                "default", operation, ranks, "", False, None, int(row[1]), 1, float(row[2]) * 1e-6
-            )
-
-
-def _copies(rows: list[re.Match[str]]) -> Iterator[ProbeSample]:
-    for row in rows:
-        seconds = int(row[1]) / (float(row[2]) * 1e6)
-        yield ProbeSample("default", "peer_copy", (0, 1), "", False, None, int(row[1]), 1, seconds)
