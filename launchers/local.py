@@ -74,10 +74,7 @@ class MpirunLauncher(Launcher):
     @classmethod
     def find(cls, python: str = sys.executable) -> MpirunLauncher:
         """The one next to this Python, as the `openmpi` and `mpich` packages bring it, else that of the PATH.
-
-        Raises:
-            ValueError: there is none, or it is neither Open MPI's nor MPICH's.
-        """
+        Raises ValueError: there is none, or it is neither Open MPI's nor MPICH's."""
         installed = Path(python).with_name("mpirun")
         program = str(installed) if installed.exists() else shutil.which("mpirun")
         if program is None:

@@ -66,15 +66,11 @@ def killed_text(what: str, pid: int, number: int) -> str:
 
 
 class ForkedLaunch:
-    """A launch whose workers were forked; behaves as the `subprocess.Popen` of a launcher's process.
-
-    Attributes:
-        pid: of the leader, which is also the process group of the ranks.
-        rank_pids: of the ranks, in their order; empty until they are all forked.
-        rank_codes: rank -> exit code, of those that have ended; negative: the signal.
-        returncode: None while it runs; then that of the rank that failed first, or 0.
-        killed: what was killed that is no rank, and by which signal; None: nothing.
-    """
+    """A launch whose workers were forked; behaves as the `subprocess.Popen` of a launcher's process. `pid`:
+    of the leader, which is also the process group of the ranks; `rank_pids`: in their order, empty until all
+    are forked; `rank_codes`: of those that have ended, negative: the signal; `returncode`: None while it
+    runs, then that of the rank that failed first, or 0; `killed`: what was killed that is no rank, and by
+    which signal."""
 
     def __init__(self, zygote: Zygote, pid: int) -> None:
         self._zygote = zygote

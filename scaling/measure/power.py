@@ -75,19 +75,10 @@ QUERIES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at a GPU; what NVML refuses to say is None.
-
-    Attributes:
-        at_s: time.perf_counter when the energy was read.
-        energy_j: taken since the driver was loaded; moves in steps.
-        power_w: as the driver averages it, over up to a second.
-        temperature_c: of the GPU, degrees Celsius.
-        throttle_reasons: what holds its clocks down now (`THROTTLE_REASONS`); empty: nothing.
-        throttled_s: seconds since the driver was loaded that clocks were held down, by policy
-            (`THROTTLE_POLICIES`); only the policies that the driver counts.
-        other_processes: processes that compute on it and are not our own (see `open_device`).
-        other_processes_memory_bytes: theirs; None where NVML gives no process's memory.
-    """
+    """One look at a GPU; what NVML refuses to say is None. `at_s`: time.perf_counter when the energy was
+    read; `energy_j`, `throttled_s`: since the driver was loaded; `power_w`: as the driver averages it, over
+    up to a second; `throttled_s`: only the policies that the driver counts; `other_processes_memory_bytes`:
+    None where NVML gives no process's memory."""
 
     at_s: float
     energy_j: float | None = None
@@ -146,12 +137,9 @@ class GpuReader:
         return times or None
 
     def _others(self) -> tuple[int | None, int | None]:
-        """Processes that are not the study's, and their memory.
-
-        A container may show process numbers of the host, or no processes at all. A list without any of our
-        own is therefore of other numbers: then as many of it as we have processes may be ours, and only the
-        rest is counted. An empty list says nothing, since this process computes on the GPU.
-        """
+        """Processes that are not the study's, and their memory. A container may show process numbers of the
+        host, or none. Of a list without any of our own, as many as we have processes may be ours, and only
+        the rest is counted. An empty list says nothing, since this process computes on the GPU."""
         processes = self._of_gpu("nvmlDeviceGetComputeRunningProcesses")
         if not processes:
             return None, None
@@ -164,13 +152,10 @@ class GpuReader:
 
 
 def open_device(device: torch.device, own_pids: Collection[int] | None = None) -> GpuReader | None:
-    """This rank's GPU, to be read; None on the CPU, or without the package nvidia-ml-py or a driver.
-
-    torch counts the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; NVML all of the machine. The GPU is
-    therefore looked up by its UUID, or by its PCI address where torch does not tell the UUID. `own_pids`: of
-    the study's processes on this machine (a rank may hold memory on another's GPU); only this process if
-    None.
-    """
+    """This rank's GPU, to be read; None on the CPU, or without the package nvidia-ml-py or a driver. torch
+    counts the GPUs that CUDA_VISIBLE_DEVICES leaves, NVML all: it is looked up by its UUID, or by its PCI
+    address where torch does not tell the UUID. `own_pids`: of the study's processes on this machine (a rank
+    may hold memory on another's GPU); None: this one."""
     if device.type != "cuda":
         return None
     nvml = load()

@@ -76,15 +76,11 @@ _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class TorchGroup(Group):
-    """
-    Args:
-        data: the process group that carries tensors (NCCL or Gloo).
-        control: a Gloo group of the same ranks, for barriers on the host and small objects.
-        peer_access: False forbids every access to another GPU's memory but NCCL's own, which obeys its
-            environment.
-        has_failed: whether any rank has failed since the group was made; asked while waiting in vain.
-        libraries: what the launch has besides: name -> makes the group that it carries. Collective.
-    """
+    """`data`: the process group that carries tensors (NCCL or Gloo); `control`: a Gloo group of the same
+    ranks, for barriers on the host and small objects; `peer_access`: False forbids every access to another
+    GPU's memory but NCCL's own, which obeys its environment; `has_failed`: whether any rank has failed since
+    the group was made, asked while waiting in vain; `libraries`: what the launch has besides: name -> makes
+    the group that it carries. Collective."""
 
     def __init__(
         self,

@@ -1,11 +1,9 @@
 """Exchanges of buckets as CUDA graphs, which a communication hook replays.
 
-In a hook the host is the limit: Python and some twenty launches a bucket hold the backward pass back, and a
-future made in Python costs as much as a launch. A replay is one launch. Neighbouring buckets of lossy
-aggregators, whose messages are small, share a graph: it is replayed when the last of them is there. The last
-bucket, whose exchange nothing hides, has one of its own.
-
-A graph works on the buckets' own memory, which DDP keeps once its buckets stay.
+In a hook Python and some twenty launches a bucket hold the backward pass back; a replay is one launch.
+Neighbouring buckets of lossy aggregators, whose messages are small, share a graph: it is replayed when the
+last of them is there. The last bucket, whose exchange nothing hides, has one of its own. A graph works on the
+buckets' own memory, which DDP keeps once its buckets stay.
 
 Reference: the CUDA graphs section of torch's documentation (notes/cuda.html).
 """
@@ -71,12 +69,9 @@ class _Graph:
 
 class BucketGraphs:
     """The graphs of all buckets. Collective to make; states and random state are afterwards as before.
-
-    Args:
-        gradients: [num_elements] each bucket's memory.
-        in_place: means end there, which spares copies where the parameters' gradients are views of it.
-        recorder: has replays pass marks between phases, where this torch has them (2.8).
-    """
+    `gradients`: each bucket's memory; `in_place`: means end there, which spares copies where the parameters'
+    gradients are views of it; `recorder`: has replays pass marks between phases, where this torch has them
+    (2.8)."""
 
     def __init__(
         self,

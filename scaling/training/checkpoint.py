@@ -1,11 +1,9 @@
 """What a training needs to go on in another process, as bytes: later steps have the bits of an uncut one.
 
-A rank's checkpoint holds its step (parameters, buffers such as the statistics of batch normalisation,
-momentum, residuals), torch's random states, and what was recorded so far. Everything else follows from the
-cell: order of the samples, augmentation and learning rate are functions of seed, epoch and step.
-
-The bytes begin with a digest of the rest, and the rest says what it was made for: bits that were flipped, and
-another model, rank or world size, are found before anything is restored.
+A rank's checkpoint holds its step (parameters, buffers, momentum, residuals), torch's random states, and what
+was recorded so far. Order of the samples, augmentation and learning rate follow from seed, epoch and step.
+The bytes begin with a digest of the rest, which says what it was made for: flipped bits, and another model,
+rank or world size, are found before anything is restored.
 """
 
 from __future__ import annotations
@@ -41,11 +39,8 @@ STATE_DIGEST_BYTES = 6
 
 @dataclass(frozen=True)
 class Target:
-    """What a checkpoint is for; one that was made for another is not restored.
-
-    Attributes:
-        shapes: parameter or buffer of the model -> its shape and dtype.
-    """
+    """What a checkpoint is for; one that was made for another is not restored. `shapes`: parameter or buffer
+    of the model -> its shape and dtype."""
 
     cell_id: str
     rank: int
@@ -78,12 +73,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One rank's, after an epoch.
-
-    Attributes:
-        random_states: of the processor, and of the rank's GPU if it has one.
-        hosts: where it was trained so far (`topologies.detect_host.this_start`), the first first.
-        saved_together: the same for the checkpoints of all ranks that were saved together, and for no others.
+    """One rank's, after an epoch. `random_states`: of the processor, and of the rank's GPU if it has one;
+    `hosts`: where it was trained so far (`topologies.detect_host.this_start`), the first first;
+    `saved_together`: the same for the checkpoints of all ranks that were saved together, and for no others.
     """
 
     progress: TrainingProgress
@@ -156,9 +148,7 @@ class Checkpoint:
 
     def not_restored(self, step: TrainingStep) -> str | None:
         """The first tensor of which `step` has other bits, in words; None where it has all as they are here.
-
-        What the step has besides, under another name or in other stripes does not count: buckets may differ.
-        """
+        What it has besides, under another name or in other stripes, does not count: buckets may differ."""
         here, saved = _tensors(step.state_dict()), _tensors(self.step)
         differing = [
             name

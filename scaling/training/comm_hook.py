@@ -37,12 +37,9 @@ CHECKED_PASSES = 2
 
 
 class CommHook:
-    """What `comm_hook` hands to DDP as the hook's state. Collective to make.
-
-    Attributes:
-        fallback: why exchanges are exact means; "" while the aggregator runs.
-        is_closed: its process group has ended; it keeps no CUDA graphs.
-    """
+    """What `comm_hook` hands to DDP as the hook's state. Collective to make. `fallback`: why exchanges are
+    exact means; "" while the aggregator runs; `is_closed`: its process group has ended; it keeps no CUDA
+    graphs."""
 
     def __init__(self, aggregator: Aggregator[Any], model: DistributedDataParallel) -> None:
         named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
@@ -129,16 +126,9 @@ class CommHook:
 
 def comm_hook(name: str, model: DistributedDataParallel, **parameters: Any) -> tuple[CommHook, Any]:
     """An aggregator for `model.register_comm_hook(*scaling.comm_hook(...))`: the hook's state, and the hook.
-    Collective.
-
-    Args:
-        name: of an aggregator that can run under the backward pass: `one_bit`, `power_sgd`, `top_k`, `bf16`.
-        parameters: of the aggregator, as in a study (`approximation_size=4`).
-
-    Raises:
-        StudyError: the aggregator is no hook, or does not fit the model.
-        LaunchError: the model's process group lacks ranks, or is not of NCCL on GPUs.
-    """
+    Collective. `name`: of one that can run under the backward pass: `one_bit`, `power_sgd`, `top_k`, `bf16`;
+    `parameters`: as in a study (`approximation_size=4`). StudyError: the aggregator is no hook, or does not
+    fit the model. LaunchError: the model's process group lacks ranks, or is not of NCCL on GPUs."""
     if not isinstance(model, DistributedDataParallel):
         raise StudyError(f"scaling.comm_hook: model is a {type(model).__name__}; give the DDP model itself")
     return CommHook(create(name, parameters), model), _hook

@@ -29,12 +29,9 @@ class RepeatDifferences:
 @dataclass(frozen=True)
 class BucketExchange:
     """One exchange of one bucket on this rank; all tensors are copies, [num_elements] in the bucket's layout.
-
-    Attributes:
-        contribution: the gradient, or what an aggregator with a momentum of its own makes of it.
-        mean: what came back, of use in the owned elements; None where the rank owns none.
-        repeats: of a gradient that was computed a second time, since the exchange does not show it.
-    """
+    `contribution`: the gradient, or what an aggregator with a momentum of its own makes of it; `mean`: of use
+    in the owned elements; None where the rank owns none; `repeats`: of a gradient that was computed a second
+    time, since the exchange does not show it."""
 
     layout: BucketLayout
     contribution: Tensor

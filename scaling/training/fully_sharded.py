@@ -39,17 +39,11 @@ from scaling.workloads.base import Loss, cross_entropy
 
 
 class ShardedReplica(Replica):
-    """A model of which each rank keeps shards. Collective to make.
-
-    Args:
-        reshard_after_forward: see `Fsdp2`; a number only without `shard_ranks`.
-        shard_ranks: neighbouring ranks that share a replica, as far as they divide the ranks; None: all.
-
-    Attributes:
-        trainable: this rank's shards, as plain tensors; `layout` has the whole shapes.
-        bytes_sent: per rank in a step, as torch fills shards up.
-        mesh: of the ranks; its last dimension has those that share a replica.
-    """
+    """A model of which each rank keeps shards, `trainable` as plain tensors; `layout` has the whole shapes.
+    Collective to make. `reshard_after_forward`: see `Fsdp2`; a number only without `shard_ranks`;
+    `shard_ranks`: neighbouring ranks that share a replica, as far as they divide the ranks; None: all;
+    `bytes_sent`: per rank in a step, as torch fills shards up; `mesh`: of the ranks; its last dimension has
+    those that share a replica."""
 
     def __init__(
         self,

@@ -1,19 +1,16 @@
-"""A step that brings gradients together layer by layer under its backward pass, made to be captured.
+"""A step that brings gradients together layer by layer under its backward pass, made to be captured: without
+DDP, and without waiting for the host.
 
-In a CUDA graph nothing of it waits for the host, and DDP is not needed. Each parameter of at least
-`bucket_mb` MiB is a bucket of its own, the last layer's first; the others share buckets that are as large, so
-that a small one costs no messages of its own. When the gradients of a bucket are there, one of NUM_STREAMS
-side streams takes them on: aggregation, then the update of these parameters, which the backward pass has no
-more need of. A CPU has no streams: there the backward pass waits for it. The computation waits for those
-streams at the end. Where the whole mean is to be clipped or searched for infinities, the updates come behind
-that; of several micro-batches only the last one's pass exchanges.
+Each parameter of at least `bucket_mb` MiB is a bucket of its own, the last layer's first; the others, by
+dtype, share buckets that are as large. When the gradients of a bucket are there, one of NUM_STREAMS side
+streams takes them on: aggregation, then the update of these parameters, which the backward pass has no more
+need of. On a CPU the backward pass waits for it. Where the whole mean is to be clipped or searched for
+infinities, the updates come behind that; of several micro-batches only the last one's pass exchanges.
 
 Where each rank owns a shard of a bucket it steps that alone, and the new parameters go to all at once. An
-aggregator that releases gradients has each rank forget those of the bucket then.
-
-Parameters of different dtypes are in different buckets. A bucket of one parameter is taken as autograd made
-it, without a copy; the gradients of several are copied side by side first. Residuals and other state are each
-bucket's own.
+aggregator that releases gradients has each rank forget those of the bucket then. A bucket of one parameter is
+taken as autograd made it; the gradients of several are copied side by side first. Residuals and other state
+are each bucket's own.
 
 Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv
 2006.15704 (buckets in the order in which gradients come).
@@ -49,14 +46,9 @@ NUM_STREAMS = 2
 
 @dataclass
 class _Bucket:
-    """Some parameters of one dtype.
-
-    Attributes:
-        parameters: in the replica's order.
-        owned: the elements of the bucket that this rank steps; None: it steps none.
-        flat: where the gradients of several are copied to; None of one, and where they are released.
-        mean: of the last exchange, of the owned elements, where its update has to wait.
-    """
+    """Some parameters of one dtype, in the replica's order. `owned`: the elements of the bucket that this
+    rank steps, if any; `flat`: where the gradients of several are copied to; None of one, and where they are
+    released; `mean`: of the last exchange, of the owned elements, where its update has to wait."""
 
     parameters: list[torch.nn.Parameter]
     number: int
@@ -279,10 +271,8 @@ def _within(spans: list[Span], owned: Span | None) -> list[Span]:
 
 def bucket_tensors(layout: BucketLayout, min_elements: float) -> list[list[int]]:
     """The numbers of the tensors in each bucket, ascending; buckets in the order in which they are complete.
-
-    A tensor of at least `min_elements` is a bucket of its own. Smaller ones, the last first, share a bucket
-    until they have as many.
-    """
+    A tensor of at least `min_elements` is a bucket of its own; smaller ones, the last first, share a bucket
+    until they have as many."""
     buckets: list[list[int]] = []
     shared: list[int] = []
     total = 0

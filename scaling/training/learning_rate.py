@@ -31,14 +31,9 @@ DEFAULT_GAMMA = 0.1
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The rate of every step of a training.
-
-    Attributes:
-        peak: after warm-up; see `scaled_rate`.
-        warmup_epochs: over which it rises to the peak; 0: none. Fractions are rounded to whole steps.
-        milestones: of "step": the rate falls behind so many epochs, counted from the start, ascending.
-        gamma: of "step": what it is multiplied with there.
-    """
+    """The rate of every step of a training. `peak`: after warm-up (`scaled_rate`); `warmup_epochs`: fractions
+    are rounded to whole steps; `milestones`, `gamma`: of "step": behind so many epochs, counted from the
+    start, ascending, the rate is multiplied with that."""
 
     peak: float
     warmup_epochs: float = 0.0

@@ -37,13 +37,9 @@ CHECKED_STEPS = 4
 
 
 class LocalStep(TrainingStep):
-    """A step every `sync_every`-th of which ends a block.
-
-    Args:
-        aggregator: brings the outer gradients together; an exact one, or one of 16 bits.
-        settings: of the ranks' own optimizers.
-        gradients: how they are treated; clipped is each rank's own, and `wire` is that of the outer gradient.
-    """
+    """A step every `sync_every`-th of which ends a block. `aggregator`: brings the outer gradients together;
+    an exact one, or one of 16 bits; `settings`: of the ranks' own optimizers; `gradients`: clipped is each
+    rank's own, and `wire` is that of the outer gradient."""
 
     replica: FlatReplica
 

@@ -24,12 +24,8 @@ MOMENTUM = "momentum_buffer"
 
 
 class OptimizerSettings(ABC):
-    """An optimizer's name and numbers.
-
-    Attributes:
-        weight_decay: factor of the parameters that is added to their gradient, or decays them.
-        state_names: of the tensors that it keeps for each parameter.
-    """
+    """An optimizer's name and numbers. `weight_decay`: factor of the parameters that is added to their
+    gradient, or decays them; `state_names`: of the tensors that it keeps for each parameter."""
 
     state_names: ClassVar[tuple[str, ...]]
     learning_rate: float
@@ -152,10 +148,8 @@ def load_state(
     saved: Mapping[str, Tensor],
     names: Sequence[str],
 ) -> None:
-    """Takes over copies of `state_tensors`, in place where there are some; a place that has none begins anew.
-
-    A state of zeros is the one before the first step, of all three optimizers.
-    """
+    """Takes over copies of `state_tensors`, in place where there are some; a place that has none begins anew:
+    a state of zeros is the one before the first step, of all three optimizers."""
     for place, parameter in places.items():
         for name in names:
             key, tensors = _key(name, place), optimizer.state.get(parameter, {})

@@ -26,15 +26,11 @@ from scaling.training.update import SiteUpdate, update_at
 
 
 class TrainingStep(ABC):
-    """One way to take a training step on one rank. Collective to make.
-
-    Attributes:
-        record: takes what goes into every exchange and comes out; None, as in every measured step: nothing is
-            recorded.
-        treatment: what happens to the gradient between its exchange and the update.
-        settle_profiled: the marks of a profiled iteration are lost unless they are taken before the next.
-        _parts: what is exchanged and updated on its own, each with its `state` and `update`.
-    """
+    """One way to take a training step on one rank. Collective to make. `record`: takes what goes into every
+    exchange and comes out; None, as in every measured step: nothing is recorded; `treatment`: what happens to
+    the gradient between its exchange and the update; `settle_profiled`: the marks of a profiled iteration are
+    lost unless they are taken before the next; `_parts`: what is exchanged and updated on its own, each with
+    its `state` and `update`."""
 
     replica: Replica
     treatment: GradientTreatment
@@ -55,16 +51,10 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """One optimizer update on this rank's share of a global batch. Collective.
-
-        Args:
-            inputs: [local_batch, ...] on the replica's device.
-            targets: [local_batch] int64 (or [local_batch, ...], one class a logit), there too.
-            marks: takes the phases, after `prepare_profiled`.
-
-        Returns:
-            The local loss before the update, detached, on the device: not waited for.
-        """
+        """One optimizer update on this rank's share of a global batch; gives the local loss before it,
+        detached, on the device: not waited for. Collective. `inputs`: [local_batch, ...] on the replica's
+        device; `targets`: [local_batch] int64 (or [local_batch, ...], one class a logit), there too; `marks`:
+        takes the phases, after `prepare_profiled`."""
 
     def set_learning_rate(self, rate: float) -> None:
         """That of the next steps."""
@@ -87,18 +77,13 @@ class TrainingStep(ABC):
         """Takes over, in place, what `state_dict` gave on this rank, maybe in another process. Collective."""
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        """Gets ready for steps with marked phases; there is no way back. Collective.
-
-        Returns:
-            False where phases cannot be distinguished here.
-        """
+        """Gets ready for steps with marked phases; there is no way back. False where phases cannot be
+        distinguished here. Collective."""
         return True
 
     def check(self) -> None:
-        """Raises what went wrong on the device, such as a gradient that is not a number; waits for it.
-
-        To be called outside of measured windows; see `AggregatorState.check`.
-        """
+        """Raises what went wrong on the device, such as a gradient that is not a number; waits for it, so
+        outside of measured windows."""
         for part in self._parts:
             part.state.check()
 

@@ -42,17 +42,11 @@ StopReason = Literal["precision", "iterations", "seconds"]
 
 @dataclass(frozen=True)
 class Extent:
-    """
-    Attributes:
-        warmup: iterations to discard, at least.
-        iterations: unprofiled ones, at most.
-        precision_goal: half of the interval's width over the median that ends the measurement; None: exactly
-            `iterations`.
-        min_seconds: the unprofiled part lasts so long at least, where `iterations` allow.
-        max_seconds: a budget for warm-up and unprofiled iterations together, and half as much for profiled
-            ones.
-        profiled_iterations: at most, and fewer where half of `max_seconds` does not hold them.
-    """
+    """How long to measure. `warmup`: iterations to discard, at least; `iterations`: unprofiled ones, at most;
+    `precision_goal`: half of the interval's width over the median that ends the measurement (None: exactly
+    `iterations`); `min_seconds`: the unprofiled part lasts so long at least, where `iterations` allow;
+    `max_seconds`: a budget for warm-up and unprofiled iterations together, and half as much for profiled
+    ones, of which there are `profiled_iterations` at most."""
 
     warmup: int
     iterations: int
@@ -97,15 +91,11 @@ class Extent:
 
 @dataclass
 class Measurement:
-    """The iterations of one cell on one rank; its parts are called in turn, each collective.
-
-    Attributes:
-        host_offset_s: what to add to this host's monotonic clock to have rank 0's.
-        steps_each: steps of an iteration: a whole block of local updates is one, and its row says so.
-        rows: raw samples so far, one an iteration: `start_s` is on rank 0's monotonic clock, `spans` of
-            profiled ones are [phase, lane, start, stop] in seconds from the step's start, `behind_s` as of
-            `scaling.measure.phases.StepSample`.
-    """
+    """The iterations of one cell on one rank; its parts are called in turn, each collective. `host_offset_s`:
+    what to add to this host's monotonic clock to have rank 0's; `steps_each`: steps of an iteration: a whole
+    block of local updates is one, and its row says so; `rows`: raw samples so far, one an iteration:
+    `start_s` is on rank 0's clock, `spans` of profiled ones are [phase, lane, start, stop] in seconds from
+    the step's start, `behind_s` as of `scaling.measure.phases.StepSample`."""
 
     iterate: Callable[[Marks], None]
     recorder: PhaseRecorder

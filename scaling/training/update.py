@@ -96,12 +96,9 @@ class SiteUpdate(OwnedUpdate, ABC):
 
     @abstractmethod
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
-        """Takes the optimizer step with the mean gradient; afterwards every replica has the new parameters.
-
-        Args:
-            mean: what the aggregator returned on this rank: flat, or None where the site is not.
-            phase: marks `update` and what the site needs besides.
-        """
+        """Takes the optimizer step with the mean gradient, what the aggregator returned on this rank;
+        afterwards every replica has the new parameters. `phase` marks `update` and what the site needs
+        besides."""
 
 
 class DeviceUpdate(SiteUpdate):

@@ -61,14 +61,10 @@ class DataSplits:
 
 @dataclass(frozen=True)
 class Dataset(ABC):
-    """A data set by name; its fields are the parameters that a study may set.
-
-    Class attributes:
-        source: where it comes from, for people.
-        real: False for random numbers, whose accuracy means nothing.
-        num_train: training samples; None where as many are made as are asked for, or `num_samples` says.
-        bits_per_byte: its tokens are bytes, so that its test loss is that of bytes.
-    """
+    """A data set by name; its fields are the parameters that a study may set. `source`: where it comes from,
+    for people; `real`: False for random numbers, whose accuracy means nothing; `num_train`: training samples;
+    None where as many are made as are asked for, or `num_samples` says; `bits_per_byte`: its tokens are
+    bytes, so that its test loss is that of bytes."""
 
     name: ClassVar[str]
     source: ClassVar[str]
@@ -102,19 +98,12 @@ class Dataset(ABC):
 
 @dataclass(frozen=True)
 class Model:
-    """A network by name.
-
-    Attributes:
-        build: (shape, parameters of the study...) -> module, its weights from torch's global generator. It
-            gives logits, [n, num_classes] or for tokens [n, *input_shape, num_classes]. Parameters that need
-            no gradient stay as they are.
-        shape: the input it is made for; None if it adapts to the data set.
-        dataset: the data set it was published with.
-        source: paper or file that defines it.
-        parameters: names and defaults of what a study may set.
-        loss: what is minimized.
-        shape_of: gives `shape`, of the parameters by name, where it depends on them.
-    """
+    """A network by name. `build`: (shape, parameters of the study...) -> module, its weights from torch's
+    global generator. It gives logits, [n, num_classes] or for tokens [n, *input_shape, num_classes];
+    parameters that need no gradient stay as they are. `shape`: the input it is made for; None if it adapts to
+    the data set; `dataset`: that it was published with; `source`: paper or file that defines it;
+    `parameters`: names and defaults of what a study may set; `loss`: what is minimized; `shape_of`: gives
+    `shape`, of the parameters by name, where it depends on them."""
 
     name: str
     build: Callable[..., nn.Module]
