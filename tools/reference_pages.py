@@ -218,7 +218,7 @@ def arms() -> str:
     rows = [
         row(
             f"`{arm.name}`", arm.when, arm.change, f"{arm.question}?",
-            "; ".join(str(RULES[rule].__doc__) for rule in arm.skipped),
+            "; ".join(RULES[rule][0] for rule in arm.skipped),
         )
         for arm in ARMS.values()
     ]  # fmt: skip

@@ -36,74 +36,45 @@ WORTH = 0.03  # of a step: if the exchange takes less, compressing it is not tri
 
 def why_skipped(arm: str, measured: Measured) -> str | None:
     """By the first rule of its row that applies; None before a baseline is measured."""
-    if not measured.facts.get("baseline"):
-        return None
-    reasons = (RULES[rule](ARMS[arm], measured) for rule in ARMS[arm].skipped)
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def _no_gpu(_: Arm, measured: Measured) -> str | None:
-    """there is no GPU"""
-    return None if measured.device == "cuda" else "there is no GPU"
-
-
-def _no_gain(_: Arm, measured: Measured) -> str | None:
-    """a step without any exchange is hardly shorter"""
-    saved = measured.exchange
-    is_small = saved is not None and saved.ratio < WORTH
-    return f"without any exchange a step is not {WORTH:.0%} shorter" if is_small else None
-
-
-def _no_own_hook(_: Arm, measured: Measured) -> str | None:
-    """the script has no communication hook of its own"""
-    has_hook = measured.ranks[0].get("script_hook")
-    return None if has_hook else "the script has no communication hook of its own"
-
-
-def _is_without(arm: Arm, measured: Measured) -> str | None:
-    """none of it is on"""
-    return None if measured.ranks[0].get(arm.without) else f"no {arm.without} is on"
-
-
-def _is_apart(_: Arm, measured: Measured) -> str | None:
-    """arms are not switched"""
-    return "arms are not switched" if measured.apart is not None else None
-
-
-def _threads_fit(_: Arm, measured: Measured) -> str | None:
-    """threads have cores of their own"""
-    places = [{"affinity": list(range(rank["cores"])), **rank} for rank in measured.ranks]
-    if all(rank["threads"] <= threads_that_fit(rank, places) for rank in places):
-        return "the ranks' threads have cores of their own"
+    for rule in ARMS[arm].skipped if measured.facts.get("baseline") else ():
+        text, applies = RULES[rule]
+        if reason := applies(ARMS[arm], measured):
+            return reason if isinstance(reason, str) else text
     return None
 
 
+def _threads_fit(_: Arm, measured: Measured) -> str | None:
+    places = [{"affinity": list(range(rank["cores"])), **rank} for rank in measured.ranks]
+    fit = all(rank["threads"] <= threads_that_fit(rank, places) for rank in places)
+    return "the ranks' threads have cores of their own" if fit else None
+
+
 def _no_collectives(_: Arm, measured: Measured) -> str | None:
-    """there are none, or leaving them out would leave results without a value"""
     ranks = measured.ranks
     called = ranks[0].get("collectives", {})
-    often = [name for name, count in called.items() if 4 * count >= len(min(ranks[0]["step_s"], key=len))]
-    if not often:
+    if not any(4 * count >= len(min(ranks[0]["step_s"], key=len)) for count in called.values()):
         return "the script has no collectives of its own in its steps"
     unsafe = sorted(name for name in called if name not in SAFE)
     return f"a result of {unsafe[0]} cannot be made by one rank" if unsafe else None
 
 
+def _hardly_shorter(measured: Measured, least: float) -> str | None:
+    saved = measured.exchange
+    is_small = saved is not None and saved.ratio < least
+    return f"without any exchange a step is not {least:.0%} shorter" if is_small else None
+
+
 def _one_bucket(arm: Arm, measured: Measured) -> str | None:
-    """all gradients are in one bucket, or a step without any exchange is hardly shorter"""
-    sizes, saved = measured.ranks[0]["bucket_bytes"], measured.exchange
+    sizes = measured.ranks[0]["bucket_bytes"]
     is_one = len(sizes) < 2 and sum(sizes) <= (arm.bucket_mb or 0.0) * 2**20  # with this arm's size too
     smaller = [measured.facts[name] for name in BUCKETS[: BUCKETS.index(arm.name)] if name in measured.facts]
     if is_one or any(len(ranks[0]["bucket_bytes"]) < 2 for ranks in smaller):
         return "all gradients are in one bucket"
     # Of tiny buckets it does not show all: the hook that leaves the exchange out is called for each.
-    if saved is not None and saved.ratio < LEAST and sum(sizes) >= len(sizes) * 2**20:
-        return f"without any exchange a step is not {LEAST:.0%} shorter"
-    return None
+    return _hardly_shorter(measured, LEAST) if sum(sizes) >= len(sizes) * 2**20 else None
 
 
 def _no_input(_: Arm, measured: Measured) -> str | None:
-    """no batch is seen, or drawing one takes nothing and nothing makes the next one meanwhile"""
     if not measured.has_loader:
         return "the script draws its batches from no torch DataLoader"
     parts = [seconds["input"] / max(sum(seconds.values()), 1e-9) for seconds in shares(measured)]
@@ -114,11 +85,25 @@ def _no_input(_: Arm, measured: Measured) -> str | None:
     return f"drawing a batch takes {max(parts):.1%} of a step, and no loader workers run in the background"
 
 
-RULES: dict[str, Callable[[Arm, Measured], str | None]] = {
-    rule.__name__[1:]: rule
-    for rule in (
-        _no_gpu, _no_gain, _no_own_hook, _is_without, _is_apart, _threads_fit, _no_collectives,
-        _one_bucket, _no_input,
-    )
+RULES: dict[str, tuple[str, Callable[[Arm, Measured], str | bool | None]]] = {
+    "no_gpu": ("there is no GPU", lambda _, measured: measured.device != "cuda"),
+    "no_gain": ("a step without any exchange is hardly shorter", lambda _, of: _hardly_shorter(of, WORTH)),
+    "no_own_hook": (
+        "the script has no communication hook of its own", lambda _, of: not of.ranks[0].get("script_hook"),
+    ),
+    "is_without": (
+        "none of it is on", lambda arm, of: not of.ranks[0].get(arm.without) and f"no {arm.without} is on",
+    ),
+    "is_apart": ("arms are not switched", lambda _, measured: measured.apart is not None),
+    "threads_fit": ("threads have cores of their own", _threads_fit),
+    "no_collectives": (
+        "there are none, or leaving them out would leave results without a value", _no_collectives,
+    ),
+    "one_bucket": (
+        "all gradients are in one bucket, or a step without any exchange is hardly shorter", _one_bucket,
+    ),
+    "no_input": (
+        "no batch is seen, or drawing one takes nothing and nothing makes the next one meanwhile", _no_input,
+    ),
 }  # fmt: skip
-"""What a row names."""
+"""What a row names: when an arm is not run, and whether it is so; its reason where that is another one."""

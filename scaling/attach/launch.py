@@ -34,18 +34,12 @@ ENDED = ("ChildFailedError", "SignalException")
 MOST_LOG_BYTES = 2**18  # of a run's output, so much of its start and of its end is kept
 
 _WORKERS = {
-    "torchrun": (r"--nproc[-_]per[-_]node", r"--nnodes"),
-    "torch.distributed.run": (r"--nproc[-_]per[-_]node", r"--nnodes"),
-    "torch.distributed.launch": (r"--nproc[-_]per[-_]node", r"--nnodes"),
-    "accelerate": (r"--num[-_]processes", r"--num[-_]machines"),
-    "accelerate.commands.launch": (r"--num[-_]processes", r"--num[-_]machines"),
-    "srun": (r"-n", r"--ntasks", r"-N", r"--nodes", r"--ntasks-per-node"),
-    "mpirun": (r"-np?", r"--np"),
-    "mpiexec": (r"-np?", r"--np"),
+    r"torchrun|torch\.distributed\.(run|launch)": r"--nproc[-_]per[-_]node|--nnodes",
+    r"accelerate(\.commands\.launch)?": r"--num[-_]processes|--num[-_]machines",
+    "srun": "-n|--ntasks|-N|--nodes|--ntasks-per-node",
+    "mpirun|mpiexec": "-np?|--np",
 }
 """Launcher -> its options that say how many workers there are."""
-
-_OF_SEVERAL = ("--multi_gpu", "--multi-gpu")  # of accelerate, which refuses it with one worker
 
 _OF_NODE = r"--node[-_]rank|--machine[-_]rank"
 
@@ -192,8 +186,10 @@ def start_and_wait(
                 time.sleep(0.1)
                 if watch is not None:
                     watch()
-                if end > time.monotonic() + END_S and _all_written(Path(wanted["out"])):
-                    end = time.monotonic() + END_S
+                if end > time.monotonic() + END_S:
+                    last = [record for record in _records(Path(wanted["out"])) if record.get("is_last")]
+                    if last and len(last) == last[0]["world_size"]:
+                        end = time.monotonic() + END_S
             return process.poll()
         finally:
             processes.end(process)
@@ -223,11 +219,6 @@ def _redact(log_path: Path) -> None:
                 path.write_text(json.dumps(shown))
 
 
-def _all_written(out: Path) -> bool:
-    last = [record for record in _records(out) if record.get("is_last")]
-    return bool(last) and len(last) == last[0]["world_size"]
-
-
 def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float) -> Run:
     ranks = _records(out)
     reason = _why_not(arm, out, ranks, code, wanted, deadline_s)
@@ -242,10 +233,9 @@ def _why_not(
     arm: str, out: Path, ranks: Sequence[dict[str, Any]], code: int | None, wanted: int, deadline_s: float
 ) -> str | None:
     reasons = [str(rank["refused"]) for rank in ranks if "refused" in rank]
-    refused = next((reason for reason in reasons if reason != NO_STEP), None)
     early = [int(rank["ended_after"]) for rank in ranks if "ended_after" in rank]
-    if refused is not None:
-        return refused
+    if refused := [reason for reason in reasons if reason != NO_STEP]:
+        return refused[0]
     every = [rank["raised"] for rank in ranks if "raised" in rank]
     own = [error for error in every if not any(text in error[1] for text in OTHER_RANK)]
     left = [rank for rank in ranks if "ended_after" in rank and "raised" not in rank]
@@ -259,12 +249,12 @@ def _why_not(
         return f"it ended with code {code} before its steps were done: {_last_line(out)}"
     if reasons:
         return reasons[0]
-    if not ranks and code is None:
-        said = _last_line(out)
-        return f"fewer than {wanted} steps of it were seen in {deadline_s:g} s; its last line is: {said}"
-    if not ranks and (said := _last_line(out)) != NOTHING:
-        return f"it ended without a step that could be seen; its last line is: {said}"
     if not ranks:
+        said = _last_line(out)
+        if code is None:
+            return f"fewer than {wanted} steps of it were seen in {deadline_s:g} s; its last line is: {said}"
+        if said != NOTHING:
+            return f"it ended without a step that could be seen; its last line is: {said}"
         return (
             "it ended without a step that could be seen, or by os._exit before its last one; where it starts "
             "Python by -I, -E or with another PYTHONPATH, put `with scaling.attached(model, optimizer):` "
@@ -319,17 +309,17 @@ def _last_line(out: Path) -> str:
 def one_worker(command: Sequence[str]) -> list[str] | None:
     """The command with one worker; None where it does not say how many there are. Only the launcher's own
     options count: those after the script belong to the script."""
-    changed, options, says_how_many = list(command), "", False
-    last, left_out = "", set[int]()
+    changed: list[str | None] = [*command]
+    last, options, says_how_many = "", "", False
     for index, word in enumerate(command):
         name, is_joined, _ = word.partition("=")
-        launcher = next((known for known in _WORKERS if f"/{word}".endswith(f"/{known}")), None)
-        if launcher is not None and not options:
-            options = "|".join(_WORKERS[launcher])
+        own = next((own for known, own in _WORKERS.items() if re.fullmatch(f"(.*/)?({known})", word)), "")
+        if own and not options:
+            options = own
         elif word.endswith(".py") or (options and last in ("-m", "--module")):
             break
-        elif options and word in _OF_SEVERAL:
-            left_out.add(index)
+        elif options and word in ("--multi_gpu", "--multi-gpu"):
+            changed[index] = None  # of accelerate, which refuses it with one worker
         elif options and re.fullmatch(f"{options}|{_OF_NODE}", name):
             new = "0" if re.fullmatch(_OF_NODE, name) else "1"
             says_how_many = says_how_many or new == "1"
@@ -337,8 +327,8 @@ def one_worker(command: Sequence[str]) -> list[str] | None:
                 changed[index] = f"{name}={new}"
             elif index + 1 < len(command):
                 changed[index + 1] = new
-        elif launcher is None and options and (short := re.fullmatch(r"(-[nN])\d+", word)):
+        elif not own and options and (short := re.fullmatch(r"(-[nN])\d+", word)):
             changed[index] = f"{short[1]}1"
             says_how_many = True
         last = word
-    return [word for at, word in enumerate(changed) if at not in left_out] if says_how_many else None
+    return [word for word in changed if word is not None] if says_how_many else None

@@ -35,7 +35,9 @@ class Step:
 
 
 def steps_of(rank: dict[str, Any]) -> list[Step]:
-    anchor = _anchor([len(marks) for marks in rank["step_s"]])
+    # The optimizer that makes the script's steps: the one with the fewest; of several, the last. An optimizer
+    # within another one (SAM, ZeroRedundancyOptimizer) ends its step before the outer one does.
+    anchor = min(range(len(rank["step_s"])), key=lambda at: (len(rank["step_s"][at]), -at))
     marks, counts = rank["step_s"][anchor], rank["counts"][anchor]
     on_host, labels = rank.get("host_s", rank["step_s"])[anchor], rank.get("labels") or []
     steps = []
@@ -53,12 +55,6 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
         spans = _spans(inside, start_s)
         steps.append(Step(number, start_s, stop_s - start_s, signature, spans, waited_s, arm, block))
     return steps
-
-
-def _anchor(made: Sequence[int]) -> int:
-    """The optimizer that makes the script's steps: the one with the fewest; of several, the last. An
-    optimizer within another one (SAM, ZeroRedundancyOptimizer) ends its step before the outer one does."""
-    return min(range(len(made)), key=lambda index: (made[index], -index))
 
 
 def _spans(marked: Sequence[Any], start_s: float) -> list[tuple[str, float, float]]:
@@ -167,7 +163,10 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
     found: list[tuple[float, dict[str, float]]] = []
     _, by_rank, at_others = _kinds(ranks)
     for every, steps in zip(by_rank, steady(ranks)[1], strict=True):
-        usual_s = _usual_s(steps)
+        usual_s = {
+            arm: float(np.median([step.step_s for step in steps if step.arm == arm]))
+            for arm in dict.fromkeys(step.arm for step in steps)
+        }
         first_s = usual_s.get("baseline", next(iter(usual_s.values())))
         counted = [step for step in every if step.arm in usual_s]
         others = [every[at] for at in at_others if every[at].arm in usual_s]
@@ -179,13 +178,6 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
         found.append((more, phases))
     largest = {phase: max(phases[phase] for _, phases in found) for phase in MOST_PHASES}
     return min(more for more, _ in found), largest
-
-
-def _usual_s(steps: Sequence[Step]) -> dict[str, float]:
-    by_arm: dict[str, list[float]] = {}
-    for step in steps:
-        by_arm.setdefault(step.arm, []).append(step.step_s)
-    return {arm: float(np.median(own)) for arm, own in by_arm.items()}
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,6 @@ def arms_of(names: str | None) -> list[str]:
     return [name for name in ARMS if name in chosen or name == "baseline"]
 
 
-class Terminated(KeyboardInterrupt):
-    """By SIGTERM."""
-
-
 def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
     """Runs the plan, writes the results folder `out`, and returns the answer's lines and the exit code;
     AttachError where the folder is not empty, or the script cannot be measured."""
@@ -82,7 +78,7 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str]
     try:
         session.run()
     except KeyboardInterrupt as interruption:
-        code = 143 if isinstance(interruption, Terminated) else 130
+        code = interruption.args[0] if interruption.args else 130
         say("interrupted: what was measured until then")
         session.take_unfinished()
         for arm in set(plan.arms) - measured.steps_s.keys():
@@ -103,7 +99,7 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str]
 
 
 def _terminate(*_: object) -> None:
-    raise Terminated
+    raise KeyboardInterrupt(143)  # the exit code
 
 
 class _Session:
@@ -132,8 +128,7 @@ class _Session:
             if launch == self.plan.launches and not (failed or self._is_open()):
                 break
             arms = [arm for arm in switchable(self.plan.arms) if self._is_on(arm, launch)]
-            name = "switched" if len(arms) > 1 else "baseline"
-            run = self._start(name, launch, self._blocks(arms) if len(arms) > 1 else None)
+            run = self._start("switched" if len(arms) > 1 else "baseline", launch, arms)
             self._launch = launch
             if run.reason is None or launch:
                 failed = failed or run.reason is not None
@@ -148,22 +143,16 @@ class _Session:
         return AttachError(f"the script cannot be measured: {run.reason}; its output is in {self._log}")
 
     def _is_on(self, arm: str, launch: int) -> bool:
-        if not launch:
-            return ARMS[arm].when != LATER
-        if ARMS[arm].when != LATER:
-            return arm in self.measured.steps_s
-        if arm in self.measured.reasons:
-            return False  # a launch with it has failed: without it the next one may not
-        return not self._is_skipped(arm)
+        is_later = ARMS[arm].when == LATER
+        if not launch or not is_later:
+            return not is_later and (not launch or arm in self.measured.steps_s)
+        # Where a launch with it has failed, the next one may not without it.
+        return arm not in self.measured.reasons and not self._is_skipped(arm)
 
     def _is_skipped(self, arm: str) -> bool:
         if (reason := why_skipped(arm, self.measured)) is not None:
             self.measured.reasons[arm] = reason
         return reason is not None
-
-    def _blocks(self, arms: Sequence[str]) -> Blocks:
-        seed = self.plan.seed + 1000 * self._position
-        return Blocks(tuple(arms), seed, self.plan.budget_s, self._is_enough)
 
     def _is_enough(self, run: Run) -> bool:
         """Whether no more rounds are needed; says what is known so far."""
@@ -213,7 +202,9 @@ class _Session:
                 self._launch += 1
                 self._start(name, self._launch)
 
-    def _start(self, name: str, launch: int, blocks: Blocks | None = None) -> Run:
+    def _start(self, name: str, launch: int, arms: Sequence[str] = ()) -> Run:
+        seed = self.plan.seed + 1000 * self._position
+        blocks = Blocks(tuple(arms), seed, self.plan.budget_s, self._is_enough) if len(arms) > 1 else None
         self.say(f"{self._position + 1}: {name}, launch {launch + 1}")
         self._log, self._number = self.out / "launches" / f"{self._position:03d}-{name}", launch
         run = run_arm(

@@ -17,8 +17,6 @@ WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what runs on a GP
 SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 LATE_RATIO = 0.7  # the late rank comes last to so many of the collectives
 
-Interval = tuple[float, float]
-
 
 @dataclass(frozen=True)
 class Traced:
@@ -69,40 +67,28 @@ def _read(events: Sequence[dict[str, Any]], num_steps: int) -> tuple[float, ...]
     work = [event for event in events if event.get("cat") in WORK]
     if not work:
         return None
-    nccl = _union(_interval(event) for event in work if _is_nccl(event))
-    other = _union(_interval(event) for event in work if not _is_nccl(event))
-    every = _union([*nccl, *other])
-    span_s = every[-1][1] - every[0][0]
-    exposed_s = _length(every) - _length(other)
+    starts, stops = zip(*map(_interval, work), strict=True)
+    busy_s, other_s = _covered_s(work), _covered_s(event for event in work if not _is_nccl(event))
     syncs = [event for event in events if event["name"] in SYNCS]
-    waited_s = _length(_union(map(_interval, syncs)))
-    return (
-        span_s / num_steps,
-        _length(nccl) / num_steps,
-        exposed_s / num_steps,
-        _length(every) / num_steps,
-        len(syncs) / num_steps,
-        min(waited_s / span_s, 1.0),
-    )
+    span_s = max(stops) - min(starts)
+    sums = span_s, _covered_s(filter(_is_nccl, work)), busy_s - other_s, busy_s, len(syncs)
+    return *(one / num_steps for one in sums), min(_covered_s(syncs) / span_s, 1.0)
 
 
-def _interval(event: dict[str, Any]) -> Interval:
+def _interval(event: dict[str, Any]) -> tuple[float, float]:
     start_s = float(event["ts"]) / 1e6
     return start_s, start_s + float(event["dur"]) / 1e6
 
 
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for start, stop in sorted(intervals):
+def _covered_s(events: Iterable[dict[str, Any]]) -> float:
+    """In which one of them runs, or more."""
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(map(_interval, events)):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], stop)
         else:
             merged.append((start, stop))
-    return merged
-
-
-def _length(intervals: Iterable[Interval]) -> float:
-    return sum(stop - start for start, stop in intervals)
+    return sum(stop - start for start, stop in merged)
 
 
 def _late_rank(ranks: Sequence[Sequence[float]]) -> int | None:

@@ -61,8 +61,12 @@ def without_ddp() -> str:
     )
 
 
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def what_it_uses(optimizer: Optimizer) -> str | None:
-    kinds = {type(parameter).__name__ for group in optimizer.param_groups for parameter in group["params"]}
+    kinds = {type(parameter).__name__ for parameter in _parameters(optimizer)}
     if "DTensor" in kinds:
         return SHARDED
     if "FlatParameter" in kinds:
@@ -83,13 +87,10 @@ class Agent:
         self.arm: Arm = ARMS[self.plan.first]
         self.warmup, self.steps = int(order["warmup"]), int(order["steps"])
         self.deadline = time.monotonic() + float(order["deadline_s"])
-        self.seed = int(
-            order.get("seed", 0)
-        )  # of arms and samples; another in each launch that switches arms
+        # Of arms and samples; another in each launch that switches arms.
+        self.seed = int(order.get("seed", 0))
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
-        self.phases: list[
-            tuple[str, float, float]
-        ] = []  # (name, start, end) of all that is timed in this arm
+        self.phases: list[tuple[str, float, float]] = []  # of all that is timed: its name, start and end
         self.updates: dict[int, float] = {}  # when each optimizer began its step, in arms with phases
         self.batches: list[tuple[int, int]] = []  # (samples, elements) of those drawn for training
         self.cached_batches: list[tuple[int, int]] = []
@@ -112,9 +113,9 @@ class Agent:
         self.events: dict[int, list[Any]] = {}
         self.counts_of: dict[int, list[list[int]]] = {}
         self.parameters: set[int] = set()  # of models that are wrapped, or of the optimizer, by `id`
-        self._optimizers: list[Optimizer] = []
+        self.optimizers: list[Optimizer] = []
         self.all_used = False
-        self._steps_without = self._backward_without = 0
+        self.steps_without = self._backward_without = 0
         self.is_stopping = False
         self.place = (int(os.environ.get("RANK", "0")), 1)
         self._profiler: Any = None
@@ -136,9 +137,7 @@ class Agent:
                 why = NO_SWITCH if self.plan.is_switched else ""
                 self.refuse(f"{why}the model was wrapped before `attached` could change it")
             self.arm_with(model)
-        self.parameters.update(
-            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-        )
+        self.parameters.update(map(id, _parameters(optimizer)))
 
     def arm_with(self, model: Any) -> None:
         is_first = not self.models
@@ -148,7 +147,7 @@ class Agent:
         self._watch_exit()
         if is_first:
             self.arm.on(self)
-        self.parameters.update(id(parameter) for parameter in model.parameters())
+        self.parameters.update(map(id, model.parameters()))
         self.device = next(model.parameters()).device.type
         if dist.is_initialized():
             self.place = (dist.get_rank(), dist.get_world_size())
@@ -168,34 +167,23 @@ class Agent:
             self.evaluating_since = None
 
     @property
-    def has_optimizer(self) -> bool:
-        return bool(self._optimizers or self._steps_without)
-
-    @property
     def is_own_thread(self) -> bool:
         """Whether this thread makes the steps; another one may draw batches ahead of them."""
         return not self.threads or threading.get_ident() in self.threads
 
-    def notes_exchange(self) -> None:
-        """Whether a backward pass leaves the exchange to a later one, as under `no_sync`."""
-        if any(not model.require_backward_grad_sync for model in self.ddp()):
-            self.facts["skips_exchange"] = True
-
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self.is_stopping:
+        if self.is_stopping or (not self.is_armed and self._passes(optimizer)):
             return
-        if not self.is_armed and self._passes(optimizer):
-            return
-        index = next((i for i, known in enumerate(self._optimizers) if known is optimizer), None)
+        index = next((i for i, known in enumerate(self.optimizers) if known is optimizer), None)
         if index is None:
-            owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            owned = set(map(id, _parameters(optimizer)))
             if self.parameters and not owned & self.parameters:
-                self._steps_without += 1
-                if self.marks or self._steps_without < self.warmup:
+                self.steps_without += 1
+                if self.marks or self.steps_without < self.warmup:
                     return
                 self.parameters |= owned  # no other one steps: they are copies (fp32 master weights)
-            index = len(self._optimizers)
-            self._optimizers.append(optimizer)
+            index = len(self.optimizers)
+            self.optimizers.append(optimizer)
         if -1 in self.marks:  # it accumulated: backward passes were no steps
             self._forget(-1)
             self.facts.pop("steps_are_backward", None)
@@ -245,7 +233,7 @@ class Agent:
             torch.cuda.synchronize()  # no arm begins while steps of another one wait
         place, at = self.plan.next(made, self.warmup, self.marks_s(), self.place[0])
         if at == 0 and self.plan.rounds:
-            self.write()
+            write(self)
         if place == "stop":
             self.stop()
         elif place != self.arm.name:
@@ -280,17 +268,17 @@ class Agent:
         """A step without a model that is wrapped; whether it is none of ours."""
         is_alone = self.arm.is_alone  # a script may wrap its model only for several
         self._watch_exit()
-        self._steps_without += 1
-        used = what_it_uses(optimizer) if self._steps_without == 1 and not is_alone else None
+        self.steps_without += 1
+        used = what_it_uses(optimizer) if self.steps_without == 1 and not is_alone else None
         if used is not None:
             self.refuse(f"it uses {used}")
-        if is_alone or (self._steps_without > UNWRAPPED and self._begin_without()):
+        if is_alone or (self.steps_without > UNWRAPPED and self._begin_without()):
             self.is_armed = True
-            own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            own = _parameters(optimizer)
             self.device, self.parameters = own[0].device.type, set(map(id, own))
             self.facts["num_parameters"] = sum(parameter.numel() for parameter in own)
             return False
-        if self._steps_without >= self.warmup + self.steps:
+        if self.steps_without >= self.warmup + self.steps:
             self.refuse(without_ddp())
         return True
 
@@ -306,7 +294,7 @@ class Agent:
 
     def after_backward(self) -> None:
         """Where no optimizer of torch steps, backward passes are the steps."""
-        if self._optimizers or self.is_stopping or torch.is_grad_enabled() is False:
+        if self.optimizers or self.is_stopping or torch.is_grad_enabled() is False:
             return
         self._backward_without += 1
         if self._backward_without <= 3 * self.warmup or not (self.is_armed or self._begin_without()):
@@ -352,19 +340,19 @@ class Agent:
             self.facts["ended_after"] = min(map(len, self.marks.values()))
         elif error is not None:
             pass  # it says more than that there were no steps
-        elif self._steps_without:
+        elif self.steps_without:
             self.facts["refused"] = without_ddp()
         elif self.is_armed:
             self.facts["refused"] = NO_STEP
         else:
             return
         self.is_stopping = True
-        self.write()
+        write(self)
 
     def stop(self) -> None:
         """Writes the record, meets the other ranks and ends the process, without the script's own ending."""
         self.is_stopping = True
-        self.write()
+        write(self)
         if dist.is_initialized():
             self._meet()
         for child in multiprocessing.active_children():
@@ -372,9 +360,6 @@ class Agent:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-    def write(self) -> None:
-        write(self)
 
     def ddp(self) -> list[DistributedDataParallel]:
         return [model for model in self.models if isinstance(model, DistributedDataParallel)]

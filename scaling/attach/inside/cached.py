@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import dataloader
 
 from .agent import Agent
+from .libraries import around
 
 COPIES = 4  # given in turn, so that batches which are in use at the same time share no memory
 
@@ -110,16 +111,17 @@ def cache_input(agent: Agent) -> None:
     """While the arm is on every batch is a loader's first one; epochs keep their length. A stream has no
     length: its epoch does not end. What an evaluation draws is loaded as ever."""
     _follow_epochs()
-    iterator, iterate = dataloader._BaseDataLoaderIter, dataloader.DataLoader.__iter__
-    draw = iterator.__next__
+    iterate = dataloader.DataLoader.__iter__
 
     def is_cached(loader: Any) -> bool:
         return agent.arm.is_cached and agent.is_training and hasattr(loader, "_attach_first")
 
-    def iterating(self: Any) -> Any:
+    @around(dataloader.DataLoader, "__iter__")
+    def _(iterate: Any, self: Any) -> Any:
         return Repeated(self) if is_cached(self) else iterate(self)
 
-    def following(self: Any) -> Any:
+    @around(dataloader._BaseDataLoaderIter, "__next__")
+    def _(draw: Any, self: Any) -> Any:
         loader: Any = getattr(self, "_attach_loader", None)
         if is_cached(loader):
             if self._attach_drawn >= _length(loader):
@@ -146,9 +148,6 @@ def cache_input(agent: Agent) -> None:
                 loader._attach_first = Repeats(batch)
         return batch
 
-    dataloader.DataLoader.__iter__ = iterating  # type: ignore[method-assign]
-    iterator.__next__ = following  # type: ignore[method-assign]
-
 
 def _ready(iterator: Any) -> int:
     """The batches that loader workers have made and that were not drawn; 0 without workers."""
@@ -163,18 +162,16 @@ def _ready(iterator: Any) -> int:
 
 def _follow_epochs() -> None:
     """Each iterator knows its loader, and how much of the epoch it has drawn."""
-    iterator = dataloader._BaseDataLoaderIter
-    begin, reset = iterator.__init__, iterator._reset
 
-    def init(self: Any, loader: Any) -> None:
+    @around(dataloader._BaseDataLoaderIter, "__init__")
+    def _(begin: Any, self: Any, loader: Any) -> None:
         begin(self, loader)
         self._attach_loader, self._attach_drawn, self._attach_cached = loader, 0, 0
 
-    def again(self: Any, *arguments: Any, **options: Any) -> None:
+    @around(dataloader._BaseDataLoaderIter, "_reset")
+    def _(reset: Any, self: Any, *arguments: Any, **options: Any) -> None:
         reset(self, *arguments, **options)  # of workers that are kept
         self._attach_drawn = self._attach_cached = 0
-
-    iterator.__init__, iterator._reset = init, again  # type: ignore[method-assign]
 
 
 def _length(loader: Any) -> float:

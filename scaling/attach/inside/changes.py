@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.algorithms.join
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
@@ -15,6 +17,7 @@ from torch.utils.data import DistributedSampler
 from .agent import Agent
 from .arms import ARMS, NO_SWITCH
 from .cached import cache_input
+from .libraries import around
 from .settings import watch_anomalies
 
 
@@ -76,9 +79,8 @@ def without_bitmap(agent: Agent, model: Any) -> Iterator[None]:
 
 def local(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer()
-    done: torch.futures.Future[torch.Tensor] = (
-        torch.futures.Future(devices=[buffer.device]) if buffer.is_cuda else torch.futures.Future()
-    )
+    devices: Any = [buffer.device] if buffer.is_cuda else None
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     done.set_result(buffer)
     return done
 
@@ -115,7 +117,8 @@ def change(agent: Agent) -> None:
     if agent.arm.is_bare:
         return
     watch_anomalies()
-    _refuse_join(agent)
+    joins = "it trains under Join (uneven inputs), in which ranks make different numbers of steps"
+    around(dist.algorithms.join.Join, "__enter__")(lambda *_: agent.refuse(joins))
     _draw_other_samples(agent)
     if any(ARMS[name].is_cached for name in agent.plan.arms):
         cache_input(agent)
@@ -124,8 +127,7 @@ def change(agent: Agent) -> None:
 
 def _watch_models(agent: Agent) -> None:
     """Models have a hook that asks which arm is on, but in most runs of one; the script's own excludes it."""
-    begin, register_hook = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
-    register_builtin = DistributedDataParallel._register_builtin_comm_hook
+    register_ours = DistributedDataParallel.register_comm_hook
     is_hooked = agent.plan.is_switched or not agent.arm.exchanges or agent.arm.replaces_hook
     aggregators = {ARMS[name].hook for name in agent.plan.arms} - HOOKS.keys()
 
@@ -135,7 +137,8 @@ def _watch_models(agent: Agent) -> None:
         name = agent.arm.hook
         return ours[name].exchange(bucket) if name in ours else HOOKS[name](bucket)
 
-    def init(self: Any, module: Any, *arguments: Any, **options: Any) -> None:
+    @around(DistributedDataParallel, "__init__")
+    def _(begin: Any, self: Any, module: Any, *arguments: Any, **options: Any) -> None:
         if agent.arm.bucket_mb is not None:
             options["bucket_cap_mb"] = agent.arm.bucket_mb
         if agent.plan.is_switched and options.get("static_graph"):
@@ -145,34 +148,27 @@ def _watch_models(agent: Agent) -> None:
         agent.facts["find_unused"] = bool(self.find_unused_parameters)
         # Batch normalization that is synchronized needs its buffers to be the same.
         self._attach_broadcasts = self.broadcast_buffers
-        self._attach_is_synchronized = any(
-            isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules()
-        )
+        kinds = map(type, module.modules())
+        self._attach_is_synchronized = any(issubclass(kind, torch.nn.SyncBatchNorm) for kind in kinds)
         agent.wraps(self)
         if is_hooked:
-            self._attach_hooks = {name: _comm_hook(name, self) for name in sorted(aggregators)}
-            register_hook(self, self._attach_hooks, hook)
+            # Only in these runs: to import it takes a second.
+            made = {name: import_module("scaling").comm_hook(name, self)[0] for name in sorted(aggregators)}
+            self._attach_hooks = made
+            register_ours(self, made, hook)
         _exchange_or_not(agent)
 
-    def register(self: Any, state: Any, hook: Any) -> None:
+    @around(DistributedDataParallel, "register_comm_hook")
+    def _(register: Any, self: Any, state: Any, hook: Any) -> None:
         _own_hook(agent, getattr(hook, "__name__", str(hook)))
         if not is_hooked:
-            register_hook(self, state, hook)
+            register(self, state, hook)
 
-    def builtin(self: Any, comm_hook_type: Any) -> None:
+    @around(DistributedDataParallel, "_register_builtin_comm_hook")
+    def _(register: Any, self: Any, comm_hook_type: Any) -> None:
         _own_hook(agent, str(comm_hook_type).rpartition(".")[2])
         if not is_hooked:
-            register_builtin(self, comm_hook_type)  # type: ignore[no-untyped-call]
-
-    DistributedDataParallel._register_builtin_comm_hook = builtin  # type: ignore[method-assign]
-    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
-    DistributedDataParallel.register_comm_hook = register  # type: ignore[method-assign]
-
-
-def _comm_hook(name: str, model: DistributedDataParallel) -> Any:
-    import scaling  # not in all runs: it takes a second
-
-    return scaling.comm_hook(name, model)[0]
+            register(self, comm_hook_type)
 
 
 def require_exchange(agent: Agent) -> None:
@@ -222,20 +218,8 @@ def _make_equal(agent: Agent, model: Any) -> None:
 
 def _draw_other_samples(agent: Agent) -> None:
     """A launch has samples of its own, or what the script's order makes of steps would be in each of them."""
-    begin = DistributedSampler.__init__
 
-    def init(self: Any, *arguments: Any, **options: Any) -> None:
+    @around(DistributedSampler, "__init__")
+    def _(begin: Any, self: Any, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         self.seed += agent.seed
-
-    DistributedSampler.__init__ = init  # type: ignore[method-assign]
-
-
-def _refuse_join(agent: Agent) -> None:
-    """Under Join a rank that has no batch left goes on exchanging: it makes no steps of its own."""
-    from torch.distributed.algorithms.join import Join
-
-    def enter(self: Any) -> Any:
-        agent.refuse("it trains under Join (uneven inputs), in which ranks make different numbers of steps")
-
-    Join.__enter__ = enter  # type: ignore[method-assign]

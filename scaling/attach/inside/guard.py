@@ -36,10 +36,10 @@ def _refuse(reason: str) -> None:
 
 
 class _Builtin:
-    """A function that is bound to no object, as builtins are."""
+    """In a function's place, and bound to no object, as builtins are. Its call gets the function first."""
 
     def __init__(self, call: Any, original: Any, holder: Any) -> None:
-        self._call = call
+        self._call = functools.partial(call, original)
         self._place = holder.__name__, original.__name__
         functools.update_wrapper(self, original)
 
@@ -65,27 +65,26 @@ class Guard:
         self._kept: set[str] = set()
         self._copies = Copies(self._out, self._began_s)
         self.latest = self._copies.latest
-        self._open, self._write = os.open, builtins.open
-        self._remove_tree = shutil.rmtree
+        self._write = builtins.open
         self.refuse: Callable[[str], None] = _refuse  # with a reason why a run cannot go on
         # Called with each file that is opened to write bytes; the script is given what it returns.
         self.watch: Callable[[Any], Any] = lambda opened: opened
-        for name in ("remove", "unlink", "rmdir"):
-            _replace(os, name, self._removal(getattr(os, name)))
-        for holder, name in ((os, "rename"), (os, "replace"), (shutil, "move")):
-            _replace(holder, name, self._renaming(getattr(holder, name)))
-        for name, place in (("mkdir", 0), ("symlink", 1)):
-            _replace(os, name, self._making(getattr(os, name), place))
-        _replace(os, "link", self._linking(self._making(os.link, 1)))
-        for name in ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr"):
-            if hasattr(os, name):
-                _replace(os, name, self._marking(getattr(os, name)))
-        size = os.path.getsize
-        _replace(os.path, "getsize", lambda filename: size(self.latest(filename)))
-        _replace(os, "open", self._opened_low)
-        truncate = os.truncate
-        _replace(os, "truncate", lambda path, length: truncate(self.instead(path, is_emptied=False), length))
-        _replace(shutil, "rmtree", self._tree)
+        for holder, names, call in (
+            (os, "remove unlink rmdir", self._remove),
+            (os, "rename replace", self._rename),
+            (os, "mkdir", functools.partial(self._begin, 0)),
+            (os, "symlink", functools.partial(self._begin, 1)),
+            (os, "link", self._link),
+            (os, "chmod chown lchown utime setxattr removexattr", self._change),
+            (os, "open", self._opened_low),
+            (os, "truncate", lambda call, path, length: call(self.instead(path, is_emptied=False), length)),
+            (os.path, "getsize", lambda call, filename: call(self.latest(filename))),
+            (shutil, "move", self._rename),
+            (shutil, "rmtree", self._tree),
+        ):
+            for name in names.split():
+                if hasattr(holder, name):
+                    _replace(holder, name, call)
         builtins.open = io.open = self._opened
         if (accessor := _accessor()) is not None:
             accessor.open = self._opened
@@ -168,7 +167,9 @@ class Guard:
         is_written = isinstance(mode, str) and "b" in mode and any(letter in mode for letter in "wxa")
         return self.watch(opened) if is_written and not isinstance(file, int) else opened
 
-    def _opened_low(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def _opened_low(
+        self, call: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+    ) -> Any:
         if flags & os.O_EXCL:
             place = self._anew(path, dir_fd)
         elif flags & _WRITES:
@@ -177,42 +178,36 @@ class Guard:
         else:
             place = self.latest(path, dir_fd)
         if place is not path:
-            return self._open(place, flags, 0o644)
-        return self._open(path, flags, mode, dir_fd=dir_fd)
+            return call(place, flags, 0o644)
+        return call(path, flags, mode, dir_fd=dir_fd)
 
-    def _removal(self, call: Any) -> Any:
-        def remove(path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any) -> Any:
-            state = self._age(path, dir_fd)
-            if state == "newer" and dir_fd is None and call.__name__ == "rmdir" and self._has_older(path):
-                state = "older"
-            if state == "older":
-                self._keep(path, dir_fd, is_removed=True)
-                self._copies.drop(path, dir_fd)
-            else:
-                more = {} if dir_fd is None else {"dir_fd": dir_fd}
-                call(path, *arguments, **more, **named)
+    def _remove(self, call: Any, path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any) -> None:
+        state = self._age(path, dir_fd)
+        if state == "newer" and dir_fd is None and call.__name__ == "rmdir" and self._has_older(path):
+            state = "older"
+        if state == "older":
+            self._keep(path, dir_fd, is_removed=True)
+            self._copies.drop(path, dir_fd)
+        else:
+            more = {} if dir_fd is None else {"dir_fd": dir_fd}
+            call(path, *arguments, **more, **named)
 
-        return remove
-
-    def _renaming(self, call: Any) -> Any:
-        def rename(src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
-            if call.__name__ == "move" and os.path.isdir(dst):
-                dst = os.path.join(dst, os.path.basename(os.fspath(src).rstrip(os.sep)))
-            places = ((src, named.get("src_dir_fd")), (dst, named.get("dst_dir_fd")))
-            ages = [self._age(*place) for place in places]
-            if ages[0] == "newer" and places[0][1] is None and self._has_older(src):
-                ages[0] = "older"
-            if ages[0] == "missing" or (ages[0] == "newer" and ages[1] != "older"):
-                self._make(*places[1])
-                return call(src, dst, *arguments, **named)
-            for place, its_age in zip(places, ages, strict=True):
-                if its_age == "older":
-                    self._keep(*place, is_removed=place is places[0])
-            if ages == ["newer", "older"]:
-                self._put(*places)
-            return dst
-
-        return rename
+    def _rename(self, call: Any, src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
+        if call.__name__ == "move" and os.path.isdir(dst):
+            dst = os.path.join(dst, os.path.basename(os.fspath(src).rstrip(os.sep)))
+        places = ((src, named.get("src_dir_fd")), (dst, named.get("dst_dir_fd")))
+        ages = [self._age(*place) for place in places]
+        if ages[0] == "newer" and places[0][1] is None and self._has_older(src):
+            ages[0] = "older"
+        if ages[0] == "missing" or (ages[0] == "newer" and ages[1] != "older"):
+            self._make(*places[1])
+            return call(src, dst, *arguments, **named)
+        for place, its_age in zip(places, ages, strict=True):
+            if its_age == "older":
+                self._keep(*place, is_removed=place is places[0])
+        if ages == ["newer", "older"]:
+            self._put(*places)
+        return dst
 
     def _put(self, source: tuple[Any, int | None], target: tuple[Any, int | None]) -> None:
         """What a rename would put in an older file's place is read there from now on."""
@@ -224,51 +219,38 @@ class Guard:
         else:
             os.unlink(src)
 
-    def _tree(self, path: Any, *arguments: Any, **options: Any) -> None:
+    def _tree(self, call: Any, path: Any, *arguments: Any, **options: Any) -> None:
         is_older = os.path.isdir(path) and not os.path.islink(path) and self._has_older(path)
         if is_older or (self._age(path) == "older" and not (os.path.isdir(path) and os.listdir(path))):
             self._keep(path, is_removed=True)
         elif os.path.lexists(path):
-            self._remove_tree(path, *arguments, **options)
+            call(path, *arguments, **options)
 
-    def _making(self, call: Any, at: int) -> Any:
+    def _begin(self, at: int, call: Any, *arguments: Any, **named: Any) -> None:
         """A path that the run has removed is there all the same: to make it again is no error."""
+        path = arguments[at] if len(arguments) > at else named[("path", "dst")[at]]
+        dir_fd = named.get(("dir_fd", "dst_dir_fd")[at])
+        try:
+            self._make(path, dir_fd)
+            call(*arguments, **named)
+        except FileExistsError:
+            if not self._is_removed(path, dir_fd):
+                raise
 
-        def make(*arguments: Any, **named: Any) -> Any:
-            path = arguments[at] if len(arguments) > at else named[("path", "dst")[at]]
-            dir_fd = named.get(("dir_fd", "dst_dir_fd")[at])
-            try:
-                self._make(path, dir_fd)
-                return call(*arguments, **named)
-            except FileExistsError:
-                if not self._is_removed(path, dir_fd):
-                    raise
-
-        return functools.update_wrapper(make, call)
-
-    def _linking(self, call: Any) -> Any:
+    def _link(self, call: Any, src: Any, dst: Any, **named: Any) -> None:
         """A link to an older file would change its time, and what is written to the link would be in it."""
+        if self._age(src, named.get("src_dir_fd")) == "older":
+            target = os.path.abspath(_absolute(src, named.get("src_dir_fd")))
+            os.symlink(target, os.fsdecode(dst), dir_fd=named.get("dst_dir_fd"))
+        else:
+            self._begin(1, call, src, dst, **named)
 
-        def link(src: Any, dst: Any, **named: Any) -> None:
-            age = self._age(src, named.get("src_dir_fd"))
-            if age == "older":
-                target = os.path.abspath(_absolute(src, named.get("src_dir_fd")))
-                os.symlink(target, os.fsdecode(dst), dir_fd=named.get("dst_dir_fd"))
-            else:
-                call(src, dst, **named)
-
-        return functools.update_wrapper(link, call)
-
-    def _marking(self, call: Any) -> Any:
+    def _change(self, call: Any, path: Any, *arguments: Any, **named: Any) -> None:
         """What changes an older file's time, mode or owner would make it a new one."""
-
-        def change(path: Any, *arguments: Any, **named: Any) -> None:
-            at = path, named.get("dir_fd")
-            ages = [self._age(*at, is_followed=is_followed) for is_followed in (False, True)]
-            if isinstance(path, int) or "older" not in ages:
-                call(path, *arguments, **named)
-
-        return change
+        at = path, named.get("dir_fd")
+        ages = [self._age(*at, is_followed=is_followed) for is_followed in (False, True)]
+        if isinstance(path, int) or "older" not in ages:
+            call(path, *arguments, **named)
 
 
 def _absolute(path: Any, dir_fd: int | None) -> str:

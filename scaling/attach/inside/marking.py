@@ -17,6 +17,7 @@ from torch.utils.data._utils import fetch
 
 from .agent import Agent
 from .arms import SAFE
+from .libraries import around
 from .settings import asks_for_anomalies
 
 COLLECTIVES = (
@@ -45,13 +46,12 @@ def mark(agent: Agent) -> None:
     _evaluations(agent)
     if is_clock:
         return
-    enter: Any = torch.autocast.__enter__
 
-    def entered(self: Any) -> Any:
+    @around(torch.autocast, "__enter__")
+    def _(enter: Any, self: Any) -> Any:
         agent.facts["autocasts"] = True
         return enter(self)
 
-    torch.autocast.__enter__ = entered  # type: ignore[method-assign]
     _skipped_steps(agent)
     for name in COLLECTIVES:
         call = own_or_left_out(agent, name, getattr(dist, name))
@@ -65,7 +65,7 @@ def _stepping(agent: Agent, counted: Any, call: Any, *, is_grad: bool = False) -
     """A backward pass; `torch.autograd.grad` is one where nothing else is."""
 
     def stepping(*arguments: Any, **options: Any) -> Any:
-        if is_grad and (agent.calls_backward or agent.has_optimizer):
+        if is_grad and (agent.calls_backward or agent.optimizers or agent.steps_without):
             return call(*arguments, **options)
         agent.calls_backward = agent.calls_backward or not is_grad
         result = counted(*arguments, **options)
@@ -133,44 +133,34 @@ def _updates(agent: Agent) -> None:
 def _counted(agent: Agent, name: str, call: Any) -> Any:
     """The call; counted where a step's signature has it. A call inside another one is part of that:
     checkpointed layers run a backward pass of their own in it, in another thread on a GPU."""
-    is_counted = name in agent.done
-
-    def key() -> tuple[str, int]:
-        return name, 0 if name == "backward" else threading.get_ident()
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        if is_counted and _open[key()] == 1:
-            start = time.perf_counter()
-            agent.done[name] += 1
-            if name == "backward":
-                agent.notes_exchange()
-                if asks_for_anomalies():
-                    agent.facts["anomaly detection"] = True
-            agent.own_s += time.perf_counter() - start
-        return call(*arguments, **options)
-
-    def outermost(*arguments: Any, **options: Any) -> Any:
-        _open[key()] += 1
-        try:
-            is_timed = agent.arm.has_phases and agent.is_armed and _open[key()] == 1
-            within = marked if is_timed else counted
-            return within(*arguments, **options)
-        finally:
-            _open[key()] -= 1
-
-    def marked(*arguments: Any, **options: Any) -> Any:
+        key = name, 0 if name == "backward" else threading.get_ident()
+        _open[key] += 1
+        is_outermost = _open[key] == 1
+        is_timed = is_outermost and agent.arm.has_phases and agent.is_armed
         # Work that a GPU still has is part of the phase that asked for it; in the arm for that alone.
-        if agent.arm.is_settled and agent.device == "cuda":
+        is_settled = is_timed and agent.arm.is_settled and agent.device == "cuda"
+        if is_settled:
             torch.cuda.synchronize()
         start = time.perf_counter()
         try:
-            return counted(*arguments, **options)
+            if is_outermost and name == "backward":
+                agent.done[name] += 1
+                if any(not model.require_backward_grad_sync for model in agent.ddp()):
+                    agent.facts["skips_exchange"] = True  # left to a later pass, as under `no_sync`
+                if asks_for_anomalies():
+                    agent.facts["anomaly detection"] = True
+                agent.own_s += time.perf_counter() - start
+            return call(*arguments, **options)
         finally:
-            if agent.arm.is_settled and agent.device == "cuda":
+            if is_settled:
                 torch.cuda.synchronize()
-            agent.phases.append((name, start, time.perf_counter()))
+            if is_timed:
+                agent.phases.append((name, start, time.perf_counter()))
+            _open[key] -= 1
 
-    return outermost
+    return counted
 
 
 def _sizes(batch: Any) -> tuple[int, int]:
@@ -206,10 +196,9 @@ def _parts(batch: Any) -> Iterable[Any]:
 def _batches(agent: Agent) -> None:
     """Counts the batches that a loader gives, and the iterators over it, but for those of an evaluation. What
     another thread draws ahead belongs to no step: its size alone is noted."""
-    iterator, iterate = dataloader._BaseDataLoaderIter, dataloader.DataLoader.__iter__
-    draw = iterator.__next__
 
-    def drawn(self: Any) -> Any:
+    @around(dataloader._BaseDataLoaderIter, "__next__")
+    def _(draw: Any, self: Any) -> Any:
         if agent.is_armed and agent.is_own_thread:
             # Some scripts evaluate by `no_grad` alone: they draw from another loader than in training.
             is_other = bool(agent.batches) and not getattr(self, "_attach_trains", False)
@@ -237,7 +226,8 @@ def _batches(agent: Agent) -> None:
             agent.own_s += time.perf_counter() - start
         return batch
 
-    def iterated(self: Any) -> Any:
+    @around(dataloader.DataLoader, "__iter__")
+    def _(iterate: Any, self: Any) -> Any:
         if agent.is_training:
             agent.facts["iterators"] = agent.facts.get("iterators", 0) + 1
             agent.facts["pin_memory"] = bool(self.pin_memory)
@@ -245,8 +235,6 @@ def _batches(agent: Agent) -> None:
             agent.facts["persistent_workers"] = bool(getattr(self, "persistent_workers", False))
         return iterate(self)
 
-    iterator.__next__ = drawn  # type: ignore[method-assign]
-    dataloader.DataLoader.__iter__ = iterated  # type: ignore[method-assign]
     _time_input(agent)
 
 
@@ -259,22 +247,8 @@ def _unshared(loader: Any) -> int:
 
 def _time_input(agent: Agent) -> None:
     """Drawing a batch is input, and so is to start and to stop a loader's workers."""
-    with_workers = dataloader._MultiProcessingDataLoaderIter
-    for holder, name in ((dataloader._BaseDataLoaderIter, "__next__"), (dataloader.DataLoader, "__iter__")):
-        setattr(holder, name, _counted_as(agent, getattr(holder, name)))
-    shut_down = with_workers._shutdown_workers
-    timed = _counted_as(agent, shut_down)
 
-    def ended(self: Any) -> None:
-        # A second call does nothing. Python makes one where it deletes the iterator, wherever that is.
-        (shut_down if getattr(self, "_shutdown", True) else timed)(self)
-
-    with_workers._shutdown_workers = ended  # type: ignore[method-assign]
-
-
-def _counted_as(agent: Agent, call: Any) -> Any:
-
-    def timed(self: Any) -> Any:
+    def timed(call: Any, self: Any) -> Any:
         start = time.perf_counter()
         try:
             return call(self)
@@ -282,7 +256,16 @@ def _counted_as(agent: Agent, call: Any) -> Any:
             if agent.arm.has_phases and agent.is_armed and agent.is_own_thread:
                 agent.phases.append(("input", start, time.perf_counter()))
 
-    return timed
+    around(dataloader._BaseDataLoaderIter, "__next__")(timed)
+    around(dataloader.DataLoader, "__iter__")(timed)
+
+    @around(dataloader._MultiProcessingDataLoaderIter, "_shutdown_workers")
+    def _(shut_down: Any, self: Any) -> None:
+        # A second call does nothing. Python makes one where it deletes the iterator, wherever that is.
+        if getattr(self, "_shutdown", True):
+            shut_down(self)
+        else:
+            timed(shut_down, self)
 
 
 def _queued_s() -> float:
@@ -296,18 +279,18 @@ def _queued_s() -> float:
 
 def _fetches(agent: Agent) -> None:
     """What it takes to make a batch: computation, waiting for a processor, other waiting; in workers too."""
-    fetch_batch = fetch._MapDatasetFetcher.fetch
     files: dict[int, int] = {}
 
-    def fetched(self: Any, indices: Any) -> Any:
+    @around(fetch._MapDatasetFetcher, "fetch")
+    def _(fetch_batch: Any, self: Any, indices: Any) -> Any:
         if not agent.is_armed:
-            return fetch_batch(self, indices)  # type: ignore[no-untyped-call]
+            return fetch_batch(self, indices)
         pid = os.getpid()
         # Decoding may have threads of its own; next to a thread of the script that draws, others train.
         is_main = threading.current_thread() is threading.main_thread()
         clock = time.process_time if is_main else time.thread_time
         wall_s, cpu_s, queued_s = time.perf_counter(), clock(), _queued_s()
-        batch = fetch_batch(self, indices)  # type: ignore[no-untyped-call]
+        batch = fetch_batch(self, indices)
         queued_s = _queued_s() - queued_s  # within the time on the wall, or it may be more than that
         wall_s, cpu_s = time.perf_counter() - wall_s, clock() - cpu_s
         if pid not in files:
@@ -316,12 +299,9 @@ def _fetches(agent: Agent) -> None:
         os.write(files[pid], f"{wall_s:.6f} {cpu_s:.6f} {queued_s:.6f}\n".encode())
         return batch
 
-    fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]
-
 
 def _evaluations(agent: Agent) -> None:
     """An evaluation is from the model's `eval` to its next `train`, or to the end of the step."""
-    evaluate, train = torch.nn.Module.eval, torch.nn.Module.train
 
     def is_model(module: Any) -> bool:
         if not agent.models:
@@ -334,27 +314,26 @@ def _evaluations(agent: Agent) -> None:
             candidate is module or candidate is getattr(module, "_orig_mod", module) for candidate in wrapped
         )
 
-    def evaluating(self: Any) -> Any:
+    @around(torch.nn.Module, "eval")
+    def _(evaluate: Any, self: Any) -> Any:
         if agent.is_armed and agent.evaluating_since is None and is_model(self):
             agent.evaluates(True)
             agent.is_evaluation_called = True
         return evaluate(self)
 
-    def training(self: Any, mode: bool = True) -> Any:
+    @around(torch.nn.Module, "train")
+    def _(train: Any, self: Any, mode: bool = True) -> Any:
         if mode and agent.evaluating_since is not None and is_model(self):
             agent.is_evaluation_called = False
             agent.evaluates(False)
         return train(self, mode)
 
-    torch.nn.Module.eval = evaluating  # type: ignore[method-assign]
-    torch.nn.Module.train = training  # type: ignore[method-assign]
-
 
 def _skipped_steps(agent: Agent) -> None:
     """A step that GradScaler skips, for infinite gradients, is one all the same."""
-    step = torch.amp.GradScaler.step
 
-    def scaled(self: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
+    @around(torch.amp.GradScaler, "step")
+    def _(step: Any, self: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
         before = agent.done["update"]
         if self not in agent.scalers:
             agent.scalers.append(self)
@@ -362,5 +341,3 @@ def _skipped_steps(agent: Agent) -> None:
         if agent.is_armed and agent.done["update"] == before:
             agent.after_step(optimizer)
         return result
-
-    torch.amp.GradScaler.step = scaled  # type: ignore[method-assign]

@@ -14,6 +14,11 @@ from .settings import place, switched_on
 TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard")
 """Modules that log experiments: off in these runs, or writing to the run's folder."""
 
+AS_IT_IS = (
+    *("warmup", "own_s", "phases", "batches", "cached_batches", "digests", "collectives", "passed"),
+    *("device", "all_used"),
+)
+"""What the agent knows under the same name."""
 
 _OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters  # before it is wrapped
 BUFFERS_OPTION = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
@@ -29,18 +34,10 @@ def write(agent: Any) -> None:
         "is_last": agent.is_stopping,
         "arms": agent.plan.arms,
         "labels": agent.plan.labels,
-        "warmup": agent.warmup,
         "step_s": times_s(agent),
         "host_s": list(agent.marks.values()),
         "counts": list(agent.counts_of.values()),
-        "own_s": agent.own_s,
-        "phases": agent.phases,
-        "batches": agent.batches,
-        "cached_batches": agent.cached_batches,
-        "digests": agent.digests,
-        "collectives": dict(agent.collectives),
-        "passed": agent.passed,
-        "device": agent.device,
+        **{name: getattr(agent, name) for name in AS_IT_IS},
         "num_models": len(agent.models),
         **own,
         "pid": os.getpid(),
@@ -49,19 +46,17 @@ def write(agent: Any) -> None:
         "host_cores": os.cpu_count() or 1,
         "host_only": os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
         or os.environ.get("NCCL_P2P_LEVEL", "") in ("0", "LOC"),
-        "gradients": _gradients(agent),
+        "gradients": [
+            list(one.shape) for model in agent.models for one in model.parameters() if one.requires_grad
+        ],
         "float32_products": torch.get_float32_matmul_precision() == "highest"
         and not agent.facts.get("autocasts"),
         "buffers_option": BUFFERS_OPTION,
-        "all_used": agent.all_used,
         "debugging": switched_on(),
         "trackers": [name for name in TRACKERS if name in sys.modules],
         "bucket_bytes": _bucket_bytes(agent),
         "buffer_bytes": sum(
-            buffer.nbytes
-            for model in agent.ddp()
-            if model.broadcast_buffers
-            for buffer in model.module.buffers()
+            one.nbytes for model in agent.ddp() if model.broadcast_buffers for one in model.module.buffers()
         ),
         "bucket_mb": next((model.bucket_bytes_cap / 2**20 for model in agent.ddp()), None),
         **agent.facts,
@@ -80,15 +75,6 @@ def times_s(agent: Any) -> list[list[float]]:
     first, first_s = events[0], agent.marks[index][0]
     return [
         [first_s + first.elapsed_time(event) / 1e3 for event in events] for events in agent.events.values()
-    ]
-
-
-def _gradients(agent: Any) -> list[list[int]]:
-    return [
-        list(parameter.shape)
-        for model in agent.models
-        for parameter in model.parameters()
-        if parameter.requires_grad
     ]
 
 

@@ -1,6 +1,5 @@
 """Saves of the script: where they go, how often they are and how long they take; uploads are left out."""
 
-import functools
 import io
 import sys
 import threading
@@ -12,6 +11,7 @@ import torch
 
 from .agent import Agent
 from .guard import CACHES, QUIET, Guard
+from .libraries import around
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 SAVERS = (
@@ -34,31 +34,31 @@ _open = Counter[int]()  # saves of a thread that have not ended: those within on
 def watch_saves(agent: Agent, guard: Guard) -> None:
     """Saves write what they would, to new files; `torch.save` may write by a path in C++, past the guard."""
 
-    def saving(save: Any) -> Any:
-        def saved(*arguments: Any, **named: Any) -> Any:
-            if "f" in named:
-                named["f"] = guard.instead(named["f"], is_emptied=True)
-            else:
-                arguments = (*arguments[:1], guard.instead(arguments[1], is_emptied=True), *arguments[2:])
-            return save(*arguments, **named)
+    def saved(save: Any, *arguments: Any, **named: Any) -> Any:
+        if "f" in named:
+            named["f"] = guard.instead(named["f"], is_emptied=True)
+        else:
+            arguments = (*arguments[:1], guard.instead(arguments[1], is_emptied=True), *arguments[2:])
+        return save(*arguments, **named)
 
-        return _timed(agent, saved)
+    def loaded(load: Any, f: Any, *arguments: Any, **named: Any) -> Any:
+        return load(guard.latest(f), *arguments, **named)  # it may read by a path in C++ too
 
     guard.refuse = agent.refuse
     guard.watch = lambda opened: _watched_file(agent, opened)
-    torch.save, torch.jit.save = saving(torch.save), saving(torch.jit.save)
-    torch.load, torch.jit.load = _loading(torch.load, guard), _loading(torch.jit.load, guard)
-    arm_with = agent.arm_with
+    for holder in (torch, torch.jit):
+        around(holder, "load")(loaded)
+        around(holder, "save")(saved)
+        around(holder, "save")(_timed(agent))
 
-    def armed(model: Any) -> None:
+    @around(agent, "arm_with")
+    def _(arm_with: Any, model: Any) -> None:
         arm_with(model)
         _watch_libraries(agent)
 
-    agent.arm_with = armed  # type: ignore[method-assign]
 
-
-def _timed(agent: Agent, save: Any) -> Any:
-    def timed(*arguments: Any, **named: Any) -> Any:
+def _timed(agent: Agent) -> Any:
+    def timed(save: Any, *arguments: Any, **named: Any) -> Any:
         in_memory = any(isinstance(value, io.BytesIO) for value in (*arguments, *named.values()))
         start_s, thread = time.perf_counter(), threading.get_ident()
         _open[thread] += 1
@@ -69,7 +69,7 @@ def _timed(agent: Agent, save: Any) -> Any:
             if not in_memory:
                 _saved(agent, start_s)
 
-    return functools.update_wrapper(timed, save)
+    return timed
 
 
 def _saved(agent: Agent, start_s: float) -> None:
@@ -113,16 +113,10 @@ def _watched_file(agent: Agent, opened: Any) -> Any:
     return watched
 
 
-def _loading(load: Any, guard: Guard) -> Any:
-    """It may read by a path in C++ too."""
-
-    def loaded(f: Any, *arguments: Any, **named: Any) -> Any:
-        return load(guard.latest(f), *arguments, **named)
-
-    return functools.update_wrapper(loaded, load)
-
-
 def _watch_libraries(agent: Agent) -> None:
+    def not_sent(*_: Any, **__: Any) -> None:
+        agent.facts["uploads"] = agent.facts.get("uploads", 0) + 1
+
     for module, owner, names in SAVERS:
         holder = sys.modules.get(module)
         holder = getattr(holder, owner, None) if owner else holder
@@ -130,13 +124,4 @@ def _watch_libraries(agent: Agent) -> None:
             call = getattr(holder, name, None)
             if call is not None and not hasattr(call, "_attach_watched"):
                 is_sent = "upload" in name or "push" in name
-                watched = _not_sent(agent) if is_sent else _timed(agent, call)
-                watched._attach_watched = True
-                setattr(holder, name, watched)
-
-
-def _not_sent(agent: Agent) -> Any:
-    def counted(*_: Any, **__: Any) -> None:
-        agent.facts["uploads"] = agent.facts.get("uploads", 0) + 1
-
-    return counted
+                around(holder, name)(not_sent if is_sent else _timed(agent))._attach_watched = True

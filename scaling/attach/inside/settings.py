@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed
 
+from .libraries import around
+
 dist: Any = torch.distributed
 _set_anomaly = torch.set_anomaly_enabled
 _asked = {"mode": False, "check_nan": True}  # by the script
@@ -68,13 +70,12 @@ def threads_that_fit(own: dict[str, Any], places: Sequence[dict[str, Any]]) -> i
 def fit_threads() -> None:
     own = place()
     torch.set_num_threads(threads_that_fit(own, _places(own)))
-    pid, set_num_threads = os.getpid(), torch.set_num_threads
+    pid = os.getpid()
 
-    def fitted(nthreads: int) -> None:
+    @around(torch, "set_num_threads")
+    def _(set_num_threads: Any, nthreads: int) -> None:
         if os.getpid() != pid:  # a loader's worker, which takes one
             set_num_threads(nthreads)
-
-    torch.set_num_threads = fitted
 
 
 def _places(own: dict[str, Any]) -> list[dict[str, Any]]:
