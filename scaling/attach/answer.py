@@ -23,7 +23,7 @@ from scaling.attach.findings import (
 )
 from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS, Arm
 from scaling.attach.measured import Measured, Saved
-from scaling.attach.ranks import has_larger_batch, shares, slow_rank, varies
+from scaling.attach.ranks import shares, slow_rank, varies
 from scaling.attach.trace import Traced
 from scaling.report.text import text_of
 
@@ -56,10 +56,6 @@ def _missing(measured: Measured, what: str, arm: str) -> Finding:
     return _said("missing", what=what, reason=reason)
 
 
-def _of(saved: Saved) -> dict[str, Any]:
-    return {**asdict(saved), "text": saved.text, "change": saved.change}
-
-
 def _otherwise(measured: Measured) -> str:
     if _long_steps_seen(measured):
         return text_of(long_steps_finding(measured), "advice")
@@ -82,7 +78,7 @@ def _differences(measured: Measured) -> Iterator[Finding]:
     is_host_only = ranks[0].get("host_only") and measured.device == "cuda" and len(ranks) > 1
     yield _said(
         "step", step_s=usual_s, clock_s=usual_s / (1 + (more_ratio or 0.0)), more_ratio=more_ratio,
-        marks_ratio=by_clock_ratio, is_host_only=is_host_only, aa=aa and _of(aa),
+        marks_ratio=by_clock_ratio, is_host_only=is_host_only, aa=aa,
         spread=measured.spread_ratio, is_apart=measured.apart is not None,
         reason=measured.reasons.get("aa", "the arm aa was not asked for"),
     )  # fmt: skip
@@ -94,7 +90,7 @@ def _differences(measured: Measured) -> Iterator[Finding]:
         yield _missing(measured, "Without the exchange", "no_exchange")
     else:
         changed = measured.changed("no_exchange")
-        yield _said("exchange", saved=_of(saved), is_other=changed, turns=_turns(measured))
+        yield _said("exchange", saved=saved, is_other=changed, turns=_turns(measured))
     yield _input(measured)
     if texts := [f"{said} {saved.change}" for arm, said, saved in _gains(measured) if arm.when != PROCESS]:
         yield _said("others", texts=texts)
@@ -134,12 +130,9 @@ def _slow(measured: Measured) -> Finding:
         return _said("other_step", what="Slow rank")
     if varies(measured, measured.own_arm):
         return _said("uneven_steps", what="Slow rank")
-    slow = slow_rank(measured)
-    return _said(
-        "slow", are_bound=measured.alone[0].get("exchanges_used"),
-        is_compared=measured.spread_ratio is not None and len(measured.own_s[measured.own_arm]) > 1,
-        slow=slow and {**asdict(slow), "has_larger_batch": has_larger_batch(slow)},
-    )  # fmt: skip
+    is_compared = measured.spread_ratio is not None and len(measured.own_s[measured.own_arm]) > 1
+    are_bound = measured.alone[0].get("exchanges_used")
+    return _said("slow", are_bound=are_bound, is_compared=is_compared, slow=slow_rank(measured))
 
 
 def _turns(measured: Measured) -> float | None:
@@ -157,14 +150,14 @@ def _input(measured: Measured) -> Finding:
         return _missing(measured, "With cached input", "cached_input")
     workers = [rank.get("loader_workers", 0) for rank in measured.alone]
     making = {**made, "workers": workers[0]} if made else None
-    return _said("input", saved=saved and _of(saved), made=making)
+    return _said("input", saved=saved, made=making)
 
 
 def _single_runs(measured: Measured, traced: Traced | None) -> Iterator[Finding]:
     yield from _buckets(measured)
     for arm, said, saved in _gains(measured):
         if arm.when == PROCESS:
-            yield _said("setting", what=said[0].upper() + said[1:], saved=_of(saved))
+            yield _said("setting", what=said[0].upper() + said[1:], saved=saved)
     yield _efficiency(measured)
     if traced is not None:
         yield _said(
@@ -211,7 +204,7 @@ def _efficiency(measured: Measured) -> Finding:
 
 
 def _few_steps(measured: Measured) -> Iterator[Finding]:
-    often = [asdict(one) for one in rare(measured) if one.ratio >= LEAST_SAID]
+    often = [one for one in rare(measured) if one.ratio >= LEAST_SAID]
     least, ratio, what = other_steps(measured)
     is_more = measured.spread_ratio is not None and least > max(measured.spread_ratio, 0.02)
     if often:

@@ -119,12 +119,9 @@ def crowded(ranks: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
     return None
 
 
-def reduces_a_step(ranks: Sequence[dict[str, Any]]) -> float:
-    first = ranks[0]
-    made = max(len(min(first["step_s"], key=len)), 1)
-    return (
-        float(first.get("collectives", {}).get("all_reduce", 0)) / made if first.get("without_ddp") else 0.0
-    )
+def reduces_a_step(rank: dict[str, Any]) -> float:
+    made = max(len(min(rank["step_s"], key=len)), 1)
+    return rank.get("collectives", {}).get("all_reduce", 0) / made if rank.get("without_ddp") else 0.0
 
 
 def settings(measured: Measured) -> dict[str, Any]:
@@ -135,7 +132,7 @@ def settings(measured: Measured) -> dict[str, Any]:
         "same_samples": same_samples(measured),
         "unshared": lengths.pop() if len(lengths) == 1 and not same_samples(measured) else None,
         "all_used": first.get("find_unused") and first.get("all_used"),
-        "calls": reduces_a_step([first]),
+        "calls": reduces_a_step(first),
         "passes": measured.signatures["baseline"][0] if without_no_sync(measured) else None,
         "crowded": crowded(measured.ranks),
         "steps_are_backward": first.get("steps_are_backward"),

@@ -18,15 +18,15 @@ _State = tuple[int, int, int]  # a file's inode, bytes and when it was changed
 _States = dict[str, _State]
 
 
+def noted(out: Path, files: str, errors: str = "surrogateescape") -> list[str]:
+    """What processes of a run have noted in these files."""
+    texts = [path.read_bytes().decode(errors=errors) for path in out.glob(files)]
+    return sorted({name for text in texts for name in text.split("\n") if name})
+
+
 def take_files(out: Path, cwd: Path) -> None:
     """Moves what a run has made on this host, and its Python has noted, to the run's folder."""
-    names = {
-        name
-        for path in out.glob(f"made-{platform.node()}-*")
-        for name in path.read_bytes().decode(errors="surrogateescape").split("\n")
-        if name
-    }
-    for name in sorted(names, reverse=True):  # what is in a folder before the folder
+    for name in reversed(noted(out, f"made-{platform.node()}-*")):  # what is in a folder before the folder
         path = Path(name)
         with suppress(OSError):  # gone meanwhile, or a folder that has more in it
             if path.is_dir() and not path.is_symlink():

@@ -9,19 +9,10 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.findings import Finding
-from scaling.attach.facts import (
-    batch_making,
-    exchanges_nothing,
-    loader_starts,
-    rare,
-    reduces_a_step,
-    same_samples,
-    saved_by_cached_input,
-    without_no_sync,
-)
+from scaling.attach import facts
 from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS
 from scaling.attach.measured import Measured, Saved
-from scaling.attach.ranks import SlowRank, batch_elements, has_larger_batch, shares, slow_rank, unevenness
+from scaling.attach.ranks import SlowRank, batch_elements, shares, slow_rank, unevenness
 from scaling.attach.trace import Traced
 
 LEAST = 0.10  # of a step: less is no finding
@@ -81,7 +72,7 @@ def _claimed(candidates: Sequence[Finding], spread: float) -> list[Finding]:
 def _of_slow_ranks(measured: Measured, slow: SlowRank | None, spread: float) -> Iterator[Finding]:
     """One rank, or ranks that take turns at being last: for the size of their batches where that is seen."""
     if slow is not None:
-        kind = "uneven" if has_larger_batch(slow) else "slow_rank"
+        kind = "uneven" if slow.has_larger_batch else "slow_rank"
         yield _found(kind, slow.longer_ratio, ranks=list(slow.ranks), phase=slow.phase)
     sizes, uneven_s = batch_elements(measured), measured.uneven_s.get(measured.own_arm, {})
     if len(uneven_s) < 2:
@@ -109,22 +100,22 @@ def _of_exchange(measured: Measured) -> Iterator[Finding]:
 
 
 def _fewer_bytes(measured: Measured) -> dict[str, Any]:
-    facts, (backward, _, _, updates, *_) = measured.ranks[0], measured.signatures["baseline"]
+    first, (backward, _, _, updates, *_) = measured.ranks[0], measured.signatures["baseline"]
     tried = [
         (arm.said, saved) for name, arm in ARMS.items() if arm.is_smaller and (saved := measured.saved(name))
     ]
     smaller = max(tried, key=lambda one: one[1].ratio, default=None)
-    buffers_mb, gradients_mb = facts.get("buffer_bytes", 0) / 1e6, sum(facts.get("bucket_bytes") or []) / 1e6
+    buffers_mb, gradients_mb = first.get("buffer_bytes", 0) / 1e6, sum(first.get("bucket_bytes") or []) / 1e6
     return {
         "passes": backward,
-        "is_without_no_sync": without_no_sync(measured),
-        "calls": often if (often := reduces_a_step([facts])) >= 3 else None,
+        "is_without_no_sync": facts.without_no_sync(measured),
+        "calls": often if (often := facts.reduces_a_step(first)) >= 3 else None,
         "buffers_mb": buffers_mb if buffers_mb > gradients_mb else None,
         "gradients_mb": gradients_mb,
-        "option": facts.get("buffers_option", "broadcast_buffers"),
+        "option": first.get("buffers_option", "broadcast_buffers"),
         "accumulates": backward > updates,
         "smaller": smaller and (smaller[0], smaller[1].change),
-        "has_hook": "script_hook" in facts or (smaller is not None and smaller[1].ratio < LEAST / 2),
+        "has_hook": "script_hook" in first or (smaller is not None and smaller[1].ratio < LEAST / 2),
     }
 
 
@@ -154,7 +145,7 @@ def to_confirm(measured: Measured, *, is_switched: bool = False) -> list[str]:
 
 
 def _of_input(measured: Measured, slow: SlowRank | None) -> Iterator[Finding]:
-    saved, made = saved_by_cached_input(measured), batch_making(measured)
+    saved, made = facts.saved_by_cached_input(measured), facts.batch_making(measured)
     by_phases = saved is None and "cached_input" in measured.steps_s  # its steps or batches became others
     if by_phases:
         saved = Saved(min(_parts(measured, "input")), True)
@@ -162,7 +153,7 @@ def _of_input(measured: Measured, slow: SlowRank | None) -> Iterator[Finding]:
         return
     if slow is not None and slow.phase == "input" and slow.longer_ratio > 0.5 * saved.ratio:
         return  # it is one rank's input
-    starts = loader_starts(measured)
+    starts = facts.loader_starts(measured)
     yield _found(
         "input", saved.ratio, is_once=by_phases, waits=made.get("waits", False),
         is_queued=made.get("is_queued", False), restarts=2 * starts["abandoned"] > starts["steps"],
@@ -221,7 +212,7 @@ def _of_other_steps(measured: Measured, spread: float) -> Iterator[Finding]:
     """Where they add much in every unchanged run: the other findings are of medians, which leave them out."""
     least, ratio, what = other_steps(measured)
     if least > spread and what in KINDS_OF_RARE:
-        (one,) = [one for one in rare(measured) if one.kind == what]
+        (one,) = [one for one in facts.rare(measured) if one.kind == what]
         yield _found(KINDS_OF_RARE[what], ratio, ranks=list(one.ranks), rare=asdict(one))
     elif least > spread:
         yield _found("other_steps", ratio)
@@ -231,10 +222,10 @@ def _of_other_steps(measured: Measured, spread: float) -> Iterator[Finding]:
 def _of_work(measured: Measured) -> Iterator[Finding]:
     """Ranks that do one another's work, and what is done in every step."""
     world_size = len(measured.ranks)
-    for kind, is_so in (("not_exchanged", exchanges_nothing), ("no_sampler", same_samples)):
+    for kind, is_so in (("not_exchanged", facts.exchanges_nothing), ("no_sampler", facts.same_samples)):
         if is_so(measured):
             yield _found(kind, 1 - 1 / world_size, world_size=world_size)
-    for one in rare(measured):
+    for one in facts.rare(measured):
         if one.every < OFTEN_STEPS:
             yield _found(KINDS_OF_RARE[one.kind], one.ratio, is_once=True, rare=None)
 
@@ -242,7 +233,7 @@ def _of_work(measured: Measured) -> Iterator[Finding]:
 def long_steps_finding(measured: Measured) -> Finding:
     """What to look for in steps over twice the usual time."""
     least, _, in_input = measured.long_steps_found()
-    return _found("long_steps", least, in_input=in_input > MOSTLY_INPUT, **loader_starts(measured))
+    return _found("long_steps", least, in_input=in_input > MOSTLY_INPUT, **facts.loader_starts(measured))
 
 
 def idle_ratio(measured: Measured, traced: Traced) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers import processes
-from scaling.attach.files import take_files
+from scaling.attach.files import noted, take_files
 from scaling.attach.inside.arms import LONGEST_BLOCK, NO_STEP, row_of
 from scaling.attach.marks import after_warmup, steady
 from scaling.files.redaction import redacted_document
@@ -224,8 +224,7 @@ def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float)
     reason = _why_not(arm, out, ranks, code, wanted, deadline_s)
     if reason is not None:
         return Run(arm, reason=reason)
-    lists = [path.read_bytes().decode(errors="replace") for path in out.glob("kept-*")]
-    kept = sorted({name for names in lists for name in names.split("\n") if name})
+    kept = noted(out, "kept-*", errors="replace")
     return Run(arm, [{**rank, "fetches": _fetches(out, int(rank["pid"])), "kept": kept} for rank in ranks])
 
 

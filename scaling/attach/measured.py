@@ -11,21 +11,9 @@ import numpy as np
 from scipy.stats import trim_mean
 
 from scaling.analysis.decisions import Difference
+from scaling.attach import marks
 from scaling.attach.inside.arms import ARMS, PROCESS, row_of
 from scaling.attach.launch import Run
-from scaling.attach.marks import (
-    LongSteps,
-    Signature,
-    Step,
-    blocks_of,
-    left_out_ratio,
-    long_steps,
-    mean_s,
-    medians_s,
-    phases_s,
-    signature_of,
-    steady,
-)
 from scaling.measure.statistics import half_width
 
 PHASES = (
@@ -101,10 +89,10 @@ class Measured:
     variation: dict[str, float] = field(default_factory=dict)
     # Of arms with phases: launch -> of each rank, the median seconds of each phase.
     phases: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
-    signatures: dict[str, Signature] = field(default_factory=dict)
+    signatures: dict[str, marks.Signature] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    long_steps: dict[str, list[LongSteps]] = field(default_factory=dict)  # of each run
+    long_steps: dict[str, list[marks.LongSteps]] = field(default_factory=dict)  # of each run
     # What the baseline's steps of another kind add, of a steady step, and in which phases.
     left_out: list[tuple[float, dict[str, float]]] = field(default_factory=list)
 
@@ -117,13 +105,13 @@ class Measured:
             self.facts[arm] = run.ranks
         if row_of(run.arm).is_traced:
             return
-        signature, steps = steady(run.ranks)
-        blocks = blocks_of(steps)
+        signature, steps = marks.steady(run.ranks)
+        blocks = marks.blocks_of(steps)
         if len(run.arms) == 1:
             blocks = dict.fromkeys(run.arms, next(iter(blocks.values()), {}))
         for arm in run.arms:
             self.signatures[arm] = (
-                signature if len(run.arms) == 1 else signature_of(run.ranks, arm, signature)
+                signature if len(run.arms) == 1 else marks.signature_of(run.ranks, arm, signature)
             )
             rounds = {at: ranks for at, ranks in blocks.get(arm, {}).items() if all(ranks)}
             reason = _why_not_cached(run) if ARMS[arm].is_cached else None
@@ -132,14 +120,14 @@ class Measured:
             elif rounds:
                 self._take(launch, arm, rounds)
                 if arm == "baseline" or ARMS[arm].has_phases:
-                    self.long_steps.setdefault(arm, []).append(long_steps(run.ranks, arm))
+                    self.long_steps.setdefault(arm, []).append(marks.long_steps(run.ranks, arm))
             elif self.signatures[arm] == signature:
                 self.reasons[arm] = "the run was over before"
-        self.means_s.setdefault(run.arm, {})[launch] = mean_s(run.ranks)
+        self.means_s.setdefault(run.arm, {})[launch] = marks.mean_s(run.ranks)
         if "baseline" in run.arms:
-            self.left_out.append(left_out_ratio(run.ranks))
+            self.left_out.append(marks.left_out_ratio(run.ranks))
 
-    def _take(self, launch: int, arm: str, rounds: Mapping[int, list[list[Step]]]) -> None:
+    def _take(self, launch: int, arm: str, rounds: Mapping[int, list[list[marks.Step]]]) -> None:
         ranks = range(len(next(iter(rounds.values()))))
         steps = [[step for block in rounds.values() for step in block[rank]] for rank in ranks]
         every = np.array([[step.step_s for step in rank] for rank in steps])
@@ -151,7 +139,7 @@ class Measured:
                 continue
             self.rounds.setdefault(arm, {})[launch, at] = float(own.mean(axis=1).max())
             self.rounds_together.setdefault(arm, {})[launch, at] = float(own.max(axis=0).mean())
-        self.steps_s.setdefault(arm, {})[launch] = medians_s(steps)
+        self.steps_s.setdefault(arm, {})[launch] = marks.medians_s(steps)
         self.rates_s.setdefault(arm, {})[launch] = float(every.mean(axis=1).max())
         lower, upper = np.percentile(every, (25, 75), axis=1)
         self.variation[arm] = max(self.variation.get(arm, 1.0), float((upper / lower).max()))
@@ -161,7 +149,7 @@ class Measured:
             # Of steps that are long by turns a median is that of either kind.
             self.own_s.setdefault(arm, {})[2 * launch + half] = trim_mean(seconds, 0.25, axis=1).tolist()
         if any(step.spans for rank in steps for step in rank) and ARMS[arm].has_phases:
-            self.phases.setdefault(arm, {})[launch] = [phases_s(rank) for rank in steps]
+            self.phases.setdefault(arm, {})[launch] = [marks.phases_s(rank) for rank in steps]
             means = [seconds.mean(axis=1) for seconds in halves]
             for half, seconds in enumerate(halves):
                 slowest = means[len(halves) - 1 - half].argmax()  # of the other half: not by chance
@@ -276,7 +264,7 @@ class Measured:
             for launched in zip(*launches, strict=True)
         ]
 
-    def long_steps_found(self) -> tuple[float, LongSteps, float]:
+    def long_steps_found(self) -> tuple[float, marks.LongSteps, float]:
         """What steps over twice the usual time add: the least of all unchanged runs and the usual one; third,
         how much of it is in their input, 0 where that is not seen."""
         runs = self.long_steps["baseline"]

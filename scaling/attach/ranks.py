@@ -49,6 +49,11 @@ class SlowRank:
     batch_ratio: float = 1.0  # their elements of a batch, to those of the others
     batch_error: float = 0.0  # the standard error of it
 
+    @property
+    def has_larger_batch(self) -> bool:
+        """Whether its batches explain that it is slow: they are larger beyond the sampling error."""
+        return self.batch_ratio > 1.1 and self.batch_ratio - 1 > 2 * self.batch_error
+
 
 def slow_rank(measured: Measured) -> SlowRank | None:
     """The ranks that are by themselves slower than the others in every launch, above the A/A spread. They are
@@ -142,8 +147,3 @@ def _batch_ratio(measured: Measured, group: Sequence[int]) -> tuple[float, float
 def unevenness(sizes: np.ndarray[Any, Any]) -> float:
     """Of [rank][batch] elements, the largest of a step to the mean of its ranks, on average."""
     return float((sizes.max(axis=0) / np.maximum(sizes.mean(axis=0), 1e-9)).mean())
-
-
-def has_larger_batch(slow: SlowRank) -> bool:
-    """Whether its batches explain that it is slow: they are larger beyond the sampling error."""
-    return slow.batch_ratio > 1.1 and slow.batch_ratio - 1 > 2 * slow.batch_error

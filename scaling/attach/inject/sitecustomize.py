@@ -24,10 +24,8 @@ def _run_existing() -> None:
 
 
 def _load() -> types.ModuleType:
-    place = os.path.join(os.path.dirname(HERE), "inside")
-    spec = importlib.util.spec_from_file_location(
-        NAME, os.path.join(place, "__init__.py"), submodule_search_locations=[place]
-    )
+    place = os.path.join(os.path.dirname(HERE), "inside", "__init__.py")
+    spec = importlib.util.spec_from_file_location(NAME, place)
     assert spec is not None
     assert spec.loader is not None
     inside = importlib.util.module_from_spec(spec)

@@ -309,7 +309,6 @@ class Agent:
         if made >= self.warmup and self._profiler is None:
             self._profiler, self._traced_from = torch.profiler.profile(), made
             self._profiler.start()
-            self.facts["traced_from_s"] = time.perf_counter()
         elif self._profiler is not None and made >= self._traced_from + TRACED_STEPS:
             if self.device == "cuda":
                 torch.cuda.synchronize()

@@ -28,19 +28,12 @@ class Plan:
         self.arms: list[str] = list(order.get("arms") or [order["arm"]])
         self.labels: list[tuple[str, int, int]] = []
         self.rounds = 0
+        self.first, self.is_switched = self.arms[0], len(self.arms) > 1
         self._seed, self._enough = int(order.get("seed", 0)), Path(order["out"]) / "enough"
         self._budget_s, self._began_s = float(order.get("budget_s", 0.0)), 0.0
         self.waits_for_epoch = bool(order.get("until_epoch"))  # no step is the last one before it has ended
         self._block, self._last = LONGEST_BLOCK, 0
         self._label = (self.first, -1, 0)
-
-    @property
-    def is_switched(self) -> bool:
-        return len(self.arms) > 1
-
-    @property
-    def first(self) -> str:
-        return self.arms[0]
 
     def ends_block(self, made: int, warmup: int) -> bool:
         return made >= warmup and not (made - warmup) % self._block
