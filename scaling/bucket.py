@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ SCALAR = "scalar"
 
 DDP_BUCKETS_MB = (1.0, 25.0)
 """DDP's first bucket and the others, in MiB, by default; a size that it is given holds for the first too."""
+
+Span = tuple[int, int]
+"""Elements [start, stop) of a flat buffer."""
 
 ITEMSIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 """Dtype of trainable parameters -> bytes of an element."""
@@ -47,6 +51,11 @@ class BucketLayout:
     def num_elements(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes)
 
+    @cached_property
+    def spans(self) -> list[Span]:
+        """The elements of each tensor."""
+        return list(pairwise([*self.offsets, self.num_elements]))
+
     def digest(self) -> bytes:
         """SHA-256 of names, shapes and offsets: equal layouts have equal ones, in every process."""
         text = repr((self.names, self.shapes, self.offsets))
@@ -73,6 +82,16 @@ class BucketLayout:
                 raise ValueError(f"{word!r:.40} is no shape; a shape is as in 784x2048, or {SCALAR}")
             shapes.append([] if word == SCALAR else [int(size) for size in word.split("x")])
         return cls.of([(str(number), shape) for number, shape in enumerate(shapes)])
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """The spans that are not empty; those that follow one another without a gap are one."""
+    found: list[Span] = []
+    for start, stop in spans:
+        if start < stop:
+            begin = found.pop()[0] if found and found[-1][1] == start else start
+            found.append((begin, stop))
+    return found
 
 
 def shapes_by_dtype_text(layouts: Mapping[str, BucketLayout]) -> str:

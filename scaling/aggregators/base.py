@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout
-from scaling.collectives.plan import Stage
+from scaling.bucket import BucketLayout, Span
+from scaling.collectives.plan import Stage, Update
 from scaling.errors import StudyError
 from scaling.process_group import Group
 
@@ -29,8 +29,6 @@ DdpPath = Literal["hook", "library_hook", "own", "bare", "optimizer", "layered",
 UpdateSite = Literal["replica", "root", "owner", "host_serial", "host_parallel"]
 HOST_SITES: tuple[UpdateSite, ...] = ("host_serial", "host_parallel")
 
-Span = tuple[int, int]
-"""Elements [start, stop) of a flat buffer."""
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """Of parameters that can be trained, and so of their gradients."""
@@ -199,6 +197,11 @@ class Aggregator(ABC, Generic[S]):
         Raises:
             StudyError: this aggregator does not say.
         """
+        exchange = self.exchange_stages(layout, world_size)
+        return [*(exchange if world_size > 1 else []), Update("replica", layout.num_elements)]
+
+    def exchange_stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """What comes before every replica's update in `stages`, where it does and a rank alone skips it."""
         raise StudyError(f"aggregator {self.name!r} cannot be predicted: its class does not define `stages`")
 
     def own_momentum(self) -> float:

@@ -37,7 +37,7 @@ from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch
 from scaling.codecs.kernels import Kernels, chunk_coder
 from scaling.codecs.noise import Noise
-from scaling.collectives.plan import CodecWork, Stage, Update
+from scaling.collectives.plan import CodecWork, Stage
 from scaling.process_group import Group, Message
 
 TORCH_ENCODE_BYTES_MOVED = 16.0
@@ -176,17 +176,13 @@ class Gathered(Aggregator[GatheredState]):
         return (world_size - 1) * self.codec().bucket_bytes(layout)
 
     @final
-    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
-        update = Update("replica", n)
-        if world_size == 1:
-            return [update]
+    def exchange_stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        num_bytes = 4.0 * layout.num_elements
         encode, decode = self.bytes_moved(world_size)
         return [
             CodecWork("encode", num_bytes, bytes_moved=encode),
             gathered_by_all(self.codec().bucket_bytes(layout), world_size),
             CodecWork("decode", num_bytes * world_size, bytes_moved=decode),
-            update,
         ]
 
 

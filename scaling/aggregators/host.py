@@ -21,21 +21,23 @@ Tools", arXiv 1608.07249v7 (2017). None of the systems pipelines: `num_chunks: 1
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import stepped_on_host, sums_alone
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.collectives.execute_host import NUM_SLOTS, HostExecution
 from scaling.collectives.host_staging import host_parallel, host_serial
 from scaling.collectives.plan import CodecWork, Exchange, Stage, Update
+from scaling.collectives.schedule import Schedule
 from scaling.process_group import Group, HostCounters
 
 MAX_CHUNK_BYTES, MIN_CHUNK_BYTES = 28 << 20, 4 << 20
@@ -57,30 +59,40 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+S = TypeVar("S", bound=AggregatorState)
+
+
+@dataclass(frozen=True)
+class OnHost(Aggregator[S], Generic[S]):
+    """Base of those that copy gradients to host memory, and what comes of them back."""
+
+    one_host = True
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        return 2 * layout.num_elements * itemsize
+
+
 @dataclass
 class HostState(AggregatorState):
     execution: HostExecution
     result: Tensor | None  # [num_elements] on the device; None where the mean stays on the host
 
 
-def _chunks(num_chunks: int | None, num_bytes: int, world_size: int) -> int:
-    most = min(MAX_CHUNK_BYTES, MAX_RING_BYTES // (NUM_SLOTS * (world_size + 1)))
-    chunk_bytes = min(most, max(MIN_CHUNK_BYTES, num_bytes // MIN_CHUNKS))
-    return num_chunks or max(1, num_bytes // chunk_bytes)
-
-
 @dataclass(frozen=True)
-class _OnHost(Aggregator[HostState]):
-    one_host = True
+class _Pipelined(OnHost[HostState]):
+    collective: ClassVar[Callable[..., Schedule]]
 
     num_chunks: PositiveInt | None = None
 
-    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        return 2 * layout.num_elements * itemsize
+    def schedule(self, num_bytes: int, world_size: int) -> Schedule:
+        most = min(MAX_CHUNK_BYTES, MAX_RING_BYTES // (NUM_SLOTS * (world_size + 1)))
+        chunk_bytes = min(most, max(MIN_CHUNK_BYTES, num_bytes // MIN_CHUNKS))
+        num_chunks = self.num_chunks or max(1, num_bytes // chunk_bytes)
+        return type(self).collective(world_size, num_chunks=num_chunks)
 
 
 @dataclass(frozen=True)
-class HostSerial(_OnHost):
+class HostSerial(_Pipelined):
     """Gradients go to the host, where one thread sums them and takes the optimizer step; parameters go back.
 
     Attributes:
@@ -89,16 +101,15 @@ class HostSerial(_OnHost):
 
     name = "host_serial"
     update_site = "host_serial"
+    collective = staticmethod(host_serial)
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> HostState:
-        n = layout.num_elements
-        schedule = host_serial(
-            group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize, group.world_size)
-        )
+        n, world_size = layout.num_elements, group.world_size
+        schedule = self.schedule(n * dtype.itemsize, world_size)
         execution = HostExecution(
-            schedule, group, n, dtype, device, num_summing=1, divisor=group.world_size, keep_sums=True
+            schedule, group, n, dtype, device, num_summing=1, divisor=world_size, keep_sums=True
         )
         return HostState(group, layout, execution, None)
 
@@ -109,13 +120,13 @@ class HostSerial(_OnHost):
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         n = layout.num_elements
-        schedule = host_serial(world_size, num_chunks=_chunks(self.num_chunks, 4 * n, world_size))
+        schedule = self.schedule(4 * n, world_size)
         mean = [CodecWork("mean", 4.0 * n, where="host", by_all=False)] if world_size > 1 else []
         return [Exchange(sums_alone(schedule), n), *mean, *stepped_on_host(n, world_size, num_threads=1)]
 
 
 @dataclass(frozen=True)
-class HostParallel(_OnHost):
+class HostParallel(_Pipelined):
     """Gradients go to the host; each rank sums its share of the elements there; the mean goes back to all.
 
     Attributes:
@@ -123,18 +134,15 @@ class HostParallel(_OnHost):
     """
 
     name = "host_parallel"
+    collective = staticmethod(host_parallel)
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> HostState:
-        n = layout.num_elements
-        schedule = host_parallel(
-            group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize, group.world_size)
-        )
-        divisor = 1 if device.type == "cuda" else group.world_size  # a GPU divides faster than the host
-        execution = HostExecution(
-            schedule, group, n, dtype, device, num_summing=group.world_size, divisor=divisor
-        )
+        n, world_size = layout.num_elements, group.world_size
+        schedule = self.schedule(n * dtype.itemsize, world_size)
+        divisor = 1 if device.type == "cuda" else world_size  # a GPU divides faster than the host
+        execution = HostExecution(schedule, group, n, dtype, device, num_summing=world_size, divisor=divisor)
         result = torch.empty(n, dtype=dtype, device=device)
         return HostState(group, layout, execution, result)
 
@@ -148,13 +156,7 @@ class HostParallel(_OnHost):
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         n = layout.num_elements
-        schedule = host_parallel(world_size, num_chunks=_chunks(self.num_chunks, 4 * n, world_size))
-        return [Exchange(schedule, n), Update("replica", n)]
-
-
-def tensor_spans(layout: BucketLayout) -> list[Span]:
-    ends = [*layout.offsets[1:], layout.num_elements]
-    return [(start, stop) for start, stop in zip(layout.offsets, ends, strict=True) if start < stop]
+        return [Exchange(self.schedule(4 * n, world_size), n), Update("replica", n)]
 
 
 class HostRows:
@@ -178,7 +180,7 @@ class HostRows:
         self._is_cuda = device.type == "cuda"
         shared = group.shared_host_buffer((n + 1) * num_elements * dtype.itemsize, register=self._is_cuda)
         rows = shared.view(dtype).view(n + 1, num_elements)
-        self.spans = tensor_spans(layout)
+        self.spans = [(start, stop) for start, stop in layout.spans if start < stop]
         self.rows, self.result = rows[:n], rows[n]
         self._group = group
         self._counters = HostCounters(group)

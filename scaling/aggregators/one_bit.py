@@ -42,16 +42,15 @@ from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, encoded_stripes, native_all_reduce
 from scaling.aggregators.state import AggregatorState, named, require_same_on_ranks
 from scaling.bucket import BucketLayout
+from scaling.codecs.base import WORD_BYTES
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, stripe_codec
 from scaling.codecs.one_bit import Threshold, View, as_matrix
 from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec
-from scaling.codecs.stripes import StripeLayout, stripes_of
+from scaling.codecs.stripes import StripeLayout
 from scaling.collectives.execute import side_stream
-from scaling.collectives.plan import Stage, Update
+from scaling.collectives.plan import Stage
 from scaling.process_group import Group, Message
-
-__all__ = ["OneBit", "OneBitState", "StripedOneBit", "stripes_of"]
 
 TORCH_ENCODE_BYTES_MOVED = 25.0
 """Read and written by torch's operations for each byte that is encoded and whose residual is taken: 3 to add
@@ -63,7 +62,6 @@ ENCODE_BYTES_MOVED = 5.0
 DECODE_BYTES_MOVED = 1.0
 """Likewise: what is decoded is written, or added up in registers."""
 
-WORD_BYTES = 4
 PLAIN_BITS = 32
 
 
@@ -244,13 +242,10 @@ class StripedOneBit(Aggregator[OneBitState]):
         return WORD_BYTES * (sum(words) + (world_size - 2) * words[rank])
 
     @final
-    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+    def exchange_stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         n = layout.num_elements
-        update = Update("replica", n)
-        if world_size == 1:
-            return [update]
         if self.bits == PLAIN_BITS:
-            return [*native_all_reduce([n], world_size, self.name), update]
+            return [*native_all_reduce([n], world_size, self.name)]
         by_torch = self.kernels == "torch"
         encode = TORCH_ENCODE_BYTES_MOVED if by_torch else ENCODE_BYTES_MOVED
         decode = TORCH_DECODE_BYTES_MOVED if by_torch else DECODE_BYTES_MOVED

@@ -38,7 +38,7 @@ from scaling.aggregators.prediction import (
 )
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
-from scaling.collectives.plan import CodecWork, Exchange, Stage, Update
+from scaling.collectives.plan import CodecWork, Exchange, Stage
 from scaling.process_group import Group, Message, MpiGroup
 from scaling.process_group.delegated import SUMMED
 
@@ -92,16 +92,13 @@ class Mpi(Aggregator[MpiState]):
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         return all_reduce_bytes([layout.num_elements * itemsize], world_size)
 
-    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+    def exchange_stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         n = layout.num_elements
-        if world_size == 1:
-            return [Update("replica", n)]
         return [
             replace(rows_to_host(n, world_size), for_gpus=True),
             *native_all_reduce([n], world_size, "all_reduce", library="mpi"),
             CodecWork("divide", 4.0 * n, where="host", bytes_moved=DIVIDE_BYTES_MOVED),
             replace(copies_to_ranks(n, world_size), for_gpus=True),
-            Update("replica", n),
         ]
 
 

@@ -40,7 +40,7 @@ from scaling.codecs.power_sgd import (
     spans_sent_whole,
     starting_q,
 )
-from scaling.collectives.plan import CodecWork, Stage, Update
+from scaling.collectives.plan import CodecWork, Stage
 from scaling.process_group import Group
 
 ENCODE_BYTES_MOVED = 5.0
@@ -241,19 +241,13 @@ class PowerSgd(Aggregator[PowerSgdState]):
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         return all_reduce_bytes(self.codec().message_bytes(layout), world_size) if world_size > 1 else 0
 
-    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
-        update = Update("replica", n)
-        if world_size == 1:
-            return [update]
+    def exchange_stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        num_bytes = 4.0 * layout.num_elements
         sizes = [size // WORD_BYTES for size in self.codec().message_bytes(layout)]
-        first, second = native_all_reduce(sizes, world_size, "all_reduce")
         return [
             CodecWork("encode", num_bytes, bytes_moved=ENCODE_BYTES_MOVED),
-            first,
-            second,
+            *native_all_reduce(sizes, world_size, "all_reduce"),
             CodecWork("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
-            update,
         ]
 
 

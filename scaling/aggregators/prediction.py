@@ -111,7 +111,7 @@ def stripes_and_back(num_bytes: int, world_size: int) -> tuple[Stage, Stage]:
 def encoded_stripes(
     num_elements: int, up_bytes: int, down_bytes: int, world_size: int, *, encode: float, decode: float
 ) -> list[Stage]:
-    """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update.
+    """Encode, stripes to their owners, sum and encode again, sums to all, decode.
 
     Args:
         encode, decode: bytes moved for each byte that is encoded and whose residual is taken, or decoded.
@@ -125,7 +125,6 @@ def encoded_stripes(
         CodecWork("encode", num_bytes / world_size, bytes_moved=encode),
         to_all,
         CodecWork("decode", num_bytes, bytes_moved=decode),
-        Update("replica", num_elements),
     ]
 
 

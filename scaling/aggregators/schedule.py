@@ -12,15 +12,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import sent_elements, stepped_by_owners
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span, joined
 from scaling.collectives import plan
 from scaling.collectives.composition import split_at_reduction
 from scaling.collectives.exchange import RankExchange, Transport
@@ -133,16 +134,8 @@ class Scheduled(Aggregator[ScheduledState]):
 
 def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements: int) -> list[Span]:
     """The element ranges of the rank's chunks; neighbours are one range."""
-    bounds = schedule.bounds(num_elements)
-    spans: list[Span] = []
-    for chunk, owner in enumerate(owners):
-        start, stop = bounds[chunk], bounds[chunk + 1]
-        if owner != rank or start == stop:
-            continue
-        if spans and spans[-1][1] == start:
-            start = spans.pop()[0]
-        spans.append((start, stop))
-    return spans
+    chunks = zip(owners, pairwise(schedule.bounds(num_elements)), strict=True)
+    return joined(span for owner, span in chunks if owner == rank)
 
 
 @final

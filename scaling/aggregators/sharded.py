@@ -24,10 +24,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, unmarked
 from scaling.aggregators.prediction import stepped_by_owners
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span
 from scaling.collectives.plan import Stage, Update
 from scaling.collectives.ring import ring
 from scaling.process_group import Group

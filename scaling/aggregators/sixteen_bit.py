@@ -14,7 +14,6 @@ bf16_compress_hook), whose bits these are.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, final
 
@@ -27,10 +26,11 @@ from scaling.aggregators.state import AggregatorState, require_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import Codec, require_exchange
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch
-from scaling.collectives.plan import CodecWork, Exchange, Stage, Update
+from scaling.collectives.plan import CodecWork, Exchange, Stage
 from scaling.collectives.ring import ring
 from scaling.process_group import Group
 
+Form = Literal["fp16", "bf16"]
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -40,7 +40,7 @@ class SixteenBitCodec(Codec):
     summable: ClassVar[bool] = True
     divisible: ClassVar[bool] = True
 
-    form: Literal["fp16", "bf16"]
+    form: Form
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,6 +80,7 @@ class SixteenBitState(AggregatorState):
 
 @dataclass(frozen=True)
 class SixteenBits(Aggregator[SixteenBitState]):
+    form: ClassVar[Form]
     lossy = True
     modifies_input = True
     overlaps = True
@@ -88,9 +89,8 @@ class SixteenBits(Aggregator[SixteenBitState]):
     def __post_init__(self) -> None:
         require_exchange(self.codec(), "all_reduce")
 
-    @abstractmethod
     def codec(self) -> SixteenBitCodec:
-        """Of the message."""
+        return SixteenBitCodec(self.form)
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
@@ -125,16 +125,12 @@ class SixteenBits(Aggregator[SixteenBitState]):
         return all_reduce_bytes([self.codec().bucket_bytes(layout)], world_size)
 
     @final
-    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+    def exchange_stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         n = layout.num_elements
-        update = Update("replica", n)
-        if world_size == 1:
-            return [update]
         return [
             CodecWork("encode", 4.0 * n, bytes_moved=CAST_BYTES_MOVED),
             Exchange(ring(world_size), n, bytes_per_element=2.0, name="all_reduce"),
             CodecWork("decode", 4.0 * n, bytes_moved=CAST_BYTES_MOVED),
-            update,
         ]
 
 
@@ -143,10 +139,7 @@ class SixteenBits(Aggregator[SixteenBitState]):
 class Fp16(SixteenBits):
     """All-reduce of IEEE half precision: 5 bits of exponent, which overflows beyond 65504."""
 
-    name = "fp16"
-
-    def codec(self) -> SixteenBitCodec:
-        return SixteenBitCodec("fp16")
+    name = form = "fp16"
 
 
 @final
@@ -154,7 +147,4 @@ class Fp16(SixteenBits):
 class Bf16(SixteenBits):
     """All-reduce of bfloat16: the range of 32 bits, 8 bits of precision. NCCL has it since 2.9.7."""
 
-    name = "bf16"
-
-    def codec(self) -> SixteenBitCodec:
-        return SixteenBitCodec("bf16")
+    name = form = "bf16"

@@ -43,7 +43,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import encoded_stripes
 from scaling.aggregators.state import (
     AggregatorState,
@@ -52,13 +52,13 @@ from scaling.aggregators.state import (
     saved_tensor,
     single_rank_result,
 )
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span
 from scaling.codecs.base import WORD_BYTES, require_exchange
 from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks, Momentum
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, chunk_coder
 from scaling.codecs.stripes import stripes_of
-from scaling.collectives.plan import Stage, Update
+from scaling.collectives.plan import Stage
 from scaling.errors import CheckpointError
 from scaling.process_group import Group, Message
 
@@ -317,9 +317,7 @@ class Striped(Aggregator[StripesState]):
         return WORD_BYTES * (up + down)
 
     @final
-    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        if world_size == 1:
-            return [Update("replica", layout.num_elements)]
+    def exchange_stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         up, down = self.codec().bucket_bytes(layout), self.codec_back().bucket_bytes(layout)
         if self.kernels == "torch":
             moved = {"encode": TORCH_ENCODE_BYTES_MOVED, "decode": TORCH_DECODE_BYTES_MOVED}

@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span, joined
 from scaling.codecs.base import WORD_BYTES, Codec
 from scaling.errors import StudyError
 
@@ -165,19 +165,10 @@ def batches_of(thin: Sequence[Tensor], layout: BucketLayout, groups: Sequence[Ma
     ]
 
 
-def spans_sent_whole(layout: BucketLayout, groups: Sequence[MatrixGroup]) -> list[tuple[int, int]]:
-    """[start, stop) of the elements that are sent as they are, ascending; neighbours are one span."""
+def spans_sent_whole(layout: BucketLayout, groups: Sequence[MatrixGroup]) -> list[Span]:
+    """The elements that are sent as they are, ascending; neighbours are one span."""
     compressed = {number for group in groups for number in group.tensors}
-    ends = [*layout.offsets[1:], layout.num_elements]
-    spans: list[tuple[int, int]] = []
-    for number, (start, stop) in enumerate(zip(layout.offsets, ends, strict=False)):
-        if number in compressed or start == stop:
-            continue
-        if spans and spans[-1][1] == start:
-            spans[-1] = (spans[-1][0], stop)
-        else:
-            spans.append((start, stop))
-    return spans
+    return joined(span for number, span in enumerate(layout.spans) if number not in compressed)
 
 
 class ThinMatrices:

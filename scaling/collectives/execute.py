@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from scaling.bucket import Span
 from scaling.collectives.schedule import Operation, Schedule, ScheduleStep, Transfer, messages
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, Message
@@ -20,9 +21,6 @@ from scaling.process_group import Group, Message
 def side_stream(device: torch.device) -> torch.cuda.Stream | None:
     """A new stream of a GPU; None on a CPU, where everything runs in order."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
-Span = tuple[int, int]
 
 
 @dataclass

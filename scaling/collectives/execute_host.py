@@ -26,12 +26,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from scaling.bucket import Span
 from scaling.collectives.execute import side_stream
 from scaling.collectives.schedule import Schedule, ScheduleStep
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, HostCounters
 
-Span = tuple[int, int]
 Phase = Callable[[str], AbstractContextManager[None]]
 
 NUM_SLOTS = 2

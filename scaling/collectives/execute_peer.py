@@ -18,14 +18,14 @@ own, so that one half's bytes fill the links while the other half is at a barrie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 
-from scaling.collectives.execute import Span, overlap, side_stream
-from scaling.collectives.schedule import Operation, Schedule, ScheduleStep, Transfer
+from scaling.bucket import Span, joined
+from scaling.collectives.execute import overlap, side_stream
+from scaling.collectives.schedule import Operation, Schedule, ScheduleStep
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, PeerMemory
 
@@ -77,7 +77,7 @@ class PeerExecution:
 
     def _compile(self, step: ScheduleStep, lane: list[Span]) -> _LaneStep:
         rank, compiled, used = self._group.rank, _LaneStep(), 0
-        moves = [(t, span) for t in step for span in _spans(t, lane)]
+        moves = [(t, span) for t in step for span in joined(lane[t.start : t.stop])]
         read_at: dict[int, list[Span]] = {}
         for transfer, span in moves:
             read_at.setdefault(transfer.source, []).append(span)
@@ -149,22 +149,6 @@ def _lane_spans(bounds: list[int], lane: int, num_lanes: int) -> list[Span]:
         edges = [start, *inner, stop]
         spans.append((edges[lane], edges[lane + 1]))
     return spans
-
-
-def _spans(transfer: Transfer, lane: list[Span]) -> Iterator[Span]:
-    """The lane's elements of a transfer; chunks whose parts touch are one span."""
-    begin, end = None, None
-    for start, stop in lane[transfer.start : transfer.stop]:
-        if start == stop:
-            continue
-        if begin is not None and end == start:
-            end = stop
-            continue
-        if begin is not None and end is not None:
-            yield begin, end
-        begin, end = start, stop
-    if begin is not None and end is not None:
-        yield begin, end
 
 
 def sent_sizes(schedule: Schedule, bounds: list[int], rank: int) -> list[int]:

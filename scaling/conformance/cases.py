@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import HOST_SITES, Aggregator, Span
+from scaling.aggregators.base import HOST_SITES, Aggregator
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span
 from scaling.errors import StudyError
 from scaling.process_group import Group, run_in_process
 

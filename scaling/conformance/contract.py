@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, Span
+from scaling.aggregators.base import Aggregator
 from scaling.aggregators.schedule import Scheduled
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span
 from scaling.collectives.composition import split_at_reduction
 from scaling.collectives.verify import Verification, verify
 from scaling.conformance.cases import Case, Outcome, RunRanks, parameters_of, run_steps, smallest

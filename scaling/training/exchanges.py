@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, Span
+from scaling.aggregators.base import Aggregator, PhaseMarker
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span
 from scaling.process_group import Group
 
 

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, Span
+from scaling.aggregators.base import Aggregator, PhaseMarker
 from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span
 from scaling.measure.phases import UNMARKED, Marks
 from scaling.process_group import Group
 from scaling.training.exchanges import aggregate, start_exchanges

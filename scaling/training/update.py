@@ -14,9 +14,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import HOST_SITES, Aggregator, PhaseMarker, Span, UpdateSite, unmarked
+from scaling.aggregators.base import HOST_SITES, Aggregator, PhaseMarker, UpdateSite, unmarked
 from scaling.aggregators.host import threads
 from scaling.aggregators.state import AggregatorState
+from scaling.bucket import Span
 from scaling.training.optimizers import (
     OptimizerSettings,
     load_state,

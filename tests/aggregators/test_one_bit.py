@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from scaling.aggregators.native import AllReduce
-from scaling.aggregators.one_bit import OneBit, stripes_of
+from scaling.aggregators.one_bit import OneBit
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
+from scaling.codecs.stripes import stripes_of
 from scaling.conformance.drawn import check_drawn
 from scaling.errors import LaunchError
 from scaling.process_group import run_in_process

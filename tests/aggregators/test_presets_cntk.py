@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
-from scaling.aggregators.one_bit import OneBit, stripes_of
+from scaling.aggregators.one_bit import OneBit
 from scaling.aggregators.presets.cntk import PACK_THRESHOLD_BYTES, Cntk, Cntk32Bit
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
+from scaling.codecs.stripes import stripes_of
 from tests.aggregators.conftest import NETWORK, layout_of, of_states, one_step
 from tests.codecs.test_one_bit import wire_words
 

@@ -28,18 +28,18 @@ iteration; who has peer access to whom is not asked: it decides nothing where al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import final
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span
 from scaling.collectives.plan import Stage, Update
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.tree import caffe_pairs, tree
@@ -77,12 +77,9 @@ def layer_spans(layout: BucketLayout) -> list[Span]:
 
     `3.weight` and `3.bias` are one layer, `3`.
     """
-    ends = [*layout.offsets[1:], layout.num_elements]
-    tensors = zip(layout.names, layout.offsets, ends, strict=True)
+    tensors = zip(layout.names, layout.spans, strict=True)
     layers = [list(of_one) for _, of_one in groupby(tensors, key=lambda tensor: tensor[0].rpartition(".")[0])]
-    spans = [(tensors[0][1], tensors[-1][2]) for tensors in layers]
-    assert all(a[1] == b[0] for a, b in pairwise(spans)), "a bucket has no gaps"
-    return spans
+    return [(layer[0][1][0], layer[-1][1][1]) for layer in layers]
 
 
 @final

@@ -38,15 +38,14 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
-from scaling.aggregators.host import tensor_spans
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.one_bit import StripedOneBit
 from scaling.aggregators.prediction import all_reduce_bytes, copies_to_ranks, native_all_reduce, rows_to_host
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span
 from scaling.codecs.one_bit import View
 from scaling.collectives.execute import side_stream
-from scaling.collectives.plan import CodecWork, Stage, Update
+from scaling.collectives.plan import CodecWork, Stage
 from scaling.process_group import Group
 
 PACK_THRESHOLD_BYTES = 32 * 1024
@@ -139,26 +138,24 @@ class Cntk32Bit(Aggregator[MessagesState]):
         copied = 2 * sum(sizes) if self.transport == "host" and world_size > 1 else 0
         return copied + all_reduce_bytes(sizes, world_size)
 
-    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+    def exchange_stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         n = layout.num_elements
-        update = Update("replica", n)
-        if world_size == 1:
-            return [update]
         if self.transport == "device":
-            return [*native_all_reduce(_messages(layout, itemsize=4), world_size, self.name), update]
+            return [*native_all_reduce(_messages(layout, itemsize=4), world_size, self.name)]
         sent_bytes = 4.0 * n * 2 * (world_size - 1) / world_size
         rings = native_all_reduce(_messages(layout, itemsize=4), world_size, "all_reduce", "gloo")
         all_reduce = CodecWork(
             "all_reduce", sent_bytes, where="host", bytes_moved=HOST_BYTES_MOVED, messages=tuple(rings)
         )
-        return [rows_to_host(n, world_size), all_reduce, copies_to_ranks(n, world_size), update]
+        return [rows_to_host(n, world_size), all_reduce, copies_to_ranks(n, world_size)]
 
 
 def _packed_and_not(layout: BucketLayout, itemsize: int) -> tuple[list[Span], list[Span]]:
     small: list[Span] = []
     large: list[Span] = []
-    for start, stop in tensor_spans(layout):
-        (small if (stop - start) * itemsize <= PACK_THRESHOLD_BYTES else large).append((start, stop))
+    for start, stop in layout.spans:
+        if start < stop:
+            (small if (stop - start) * itemsize <= PACK_THRESHOLD_BYTES else large).append((start, stop))
     return small, large
 
 

@@ -53,7 +53,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, DdpPath, PhaseMarker, UpdateSite, unmarked
-from scaling.aggregators.host import HostRows, threads
+from scaling.aggregators.host import HostRows, OnHost, threads
 from scaling.aggregators.prediction import copies_to_ranks, rows_to_host, stepped_on_host
 from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
@@ -147,7 +147,7 @@ class LocalState(AggregatorState):
 
 
 @dataclass(frozen=True)
-class MxnetLocal(Aggregator[LocalState]):
+class MxnetLocal(OnHost[LocalState]):
     """MXNet's kvstore "local": the CPU sums and updates; the GPUs update if a tensor is very large.
 
     Attributes:
@@ -155,7 +155,6 @@ class MxnetLocal(Aggregator[LocalState]):
     """
 
     name = "mxnet_local"
-    one_host = True
     overlaps = True
     update_site = "host_serial"
 
@@ -196,9 +195,6 @@ class MxnetLocal(Aggregator[LocalState]):
             state.mean.copy_(host.result, non_blocking=True)
         state.group.meter.count(state.mean.nbytes)
         return state.mean
-
-    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        return 2 * layout.num_elements * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         n = layout.num_elements

@@ -34,8 +34,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
-from scaling.aggregators.host import HostRows, threads
+from scaling.aggregators.base import PhaseMarker, unmarked
+from scaling.aggregators.host import HostRows, OnHost, threads
 from scaling.aggregators.prediction import rows_to_host, stepped_on_host
 from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
@@ -57,11 +57,10 @@ class TowersState(AggregatorState):
 
 @final
 @dataclass(frozen=True)
-class TensorFlow(Aggregator[TowersState]):
+class TensorFlow(OnHost[TowersState]):
     """TensorFlow's towers: the CPU concatenates, averages and applies the gradients of each variable."""
 
     name = "tensorflow"
-    one_host = True
     update_site = "host_serial"
 
     def start(
@@ -83,9 +82,6 @@ class TensorFlow(Aggregator[TowersState]):
                     torch.mean(towers, 0, out=state.host.result[start:stop])
         state.host.meet(phase)
         return state.host.result if state.group.rank == 0 else None
-
-    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        return 2 * layout.num_elements * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         n, num_bytes = layout.num_elements, 4.0 * layout.num_elements * world_size

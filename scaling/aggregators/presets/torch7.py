@@ -31,11 +31,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, Span, unmarked
+from scaling.aggregators.base import PhaseMarker, unmarked
+from scaling.aggregators.host import OnHost
 from scaling.aggregators.prediction import stepped_on_host, sums_alone
 from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout
+from scaling.bucket import BucketLayout, Span
 from scaling.collectives.execute_host import HostExecution
 from scaling.collectives.host_staging import host_parallel
 from scaling.collectives.owners import star
@@ -64,11 +65,10 @@ class TorchCpuState(AggregatorState):
 
 @final
 @dataclass(frozen=True)
-class TorchCpu(Aggregator[TorchCpuState]):
+class TorchCpu(OnHost[TorchCpuState]):
     """Torch as in arXiv 1608.07249: each rank sums and updates 1/n of the elements in host memory."""
 
     name = "torch_cpu"
-    one_host = True
     update_site = "host_parallel"
 
     def start(
@@ -92,9 +92,6 @@ class TorchCpu(Aggregator[TorchCpuState]):
         """Returns the shared host memory that holds the mean; None where this rank owns none of it."""
         state.execution.run(gradient, None, phase)
         return state.execution.sums if state.spans else None
-
-    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        return 2 * layout.num_elements * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         n = layout.num_elements

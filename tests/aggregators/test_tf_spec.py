@@ -2,8 +2,7 @@
 
 import pytest
 
-from scaling.bucket import BucketLayout
-from scaling.collectives.tf_spec import (
+from scaling.aggregators.presets.tf_spec import (
     ALGORITHMS,
     Tier,
     parse_spec,
@@ -12,6 +11,7 @@ from scaling.collectives.tf_spec import (
     tensors_of_tiers,
     tier_of,
 )
+from scaling.bucket import BucketLayout
 from scaling.collectives.verify import verify
 from scaling.errors import StudyError
 
