@@ -27,9 +27,8 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.native import AllReduce
-from scaling.aggregators.ring import Ring
-from scaling.aggregators.schedule import AnySchedule
-from scaling.aggregators.state import AggregatorState
+from scaling.aggregators.schedule import AnySchedule, Ring
+from scaling.aggregators.state import AggregatorState, are_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage
 from scaling.errors import StudyError
@@ -108,15 +107,6 @@ def _points(path: str, name: Any, curve: Any) -> tuple[tuple[float, float], ...]
     return tuple((float(size), float(time_s)) for size, time_s in points)
 
 
-def _is_same_everywhere(place: int, group: Group, device: torch.device) -> bool:
-    """Whether all ranks have that number: the mean of squares is the square of the mean. Collective."""
-    sums = torch.tensor([place, place**2], device=device)
-    with group.meter.standing_still():
-        group.all_reduce(sums)
-    total, squares = sums.tolist()
-    return bool(group.world_size * squares == total**2)
-
-
 @dataclass
 class BySizeState(AggregatorState):
     name: str
@@ -182,7 +172,7 @@ class BySize(Aggregator[BySizeState]):
             raise StudyError(
                 f"{self.curves}: measured on {curves.device}, the ranks compute on {device.type}"
             )
-        if not _is_same_everywhere([*EXCHANGES].index(name), group, device):
+        if not are_same_on_ranks([[*EXCHANGES].index(name)], group):
             raise StudyError(f"{self.curves}: is not the same on all ranks")
         chosen = EXCHANGES[name]
         return BySizeState(group, layout, name, chosen, chosen.start(layout, group, dtype, device))

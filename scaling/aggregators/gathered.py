@@ -29,7 +29,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import gathered_by_all
-from scaling.aggregators.state import AggregatorState, named, require_same_on_ranks, single_rank_result
+from scaling.aggregators.state import WatchedState, named, require_same_on_ranks, single_rank_result
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import Codec as WireCodec
 from scaling.codecs.base import require_exchange
@@ -46,7 +46,7 @@ TORCH_DECODE_BYTES_MOVED = 5.0
 
 
 @dataclass
-class GatheredState(AggregatorState):
+class GatheredState(WatchedState):
     """Buffers of one rank; those by chunks are filled up with zeros."""
 
     coder: ChunkCoder | None = field(repr=False)  # of codecs by chunks
@@ -57,15 +57,11 @@ class GatheredState(AggregatorState):
     result: Tensor  # [num_elements]
     chunks: Chunks
     noise: Noise | None = field(repr=False)
-    watch: FiniteWatch = field(repr=False)
     by_parameter = ("residual", "velocity")
 
     @property
     def notes(self) -> list[str]:
         return [self.coder.note] if self.coder is not None and self.group.world_size > 1 else []
-
-    def check(self) -> None:
-        self.watch.raise_if_marked()
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """What decides the random numbers is stored with every parameter of the bucket."""

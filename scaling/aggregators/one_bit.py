@@ -40,7 +40,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, encoded_stripes, native_all_reduce
-from scaling.aggregators.state import AggregatorState, named, require_same_on_ranks
+from scaling.aggregators.state import WatchedState, named, require_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES
 from scaling.codecs.finite import FiniteWatch
@@ -66,13 +66,12 @@ PLAIN_BITS = 32
 
 
 @dataclass
-class OneBitState(AggregatorState):
+class OneBitState(WatchedState):
     buffers: StripeBuffers = field(repr=False)
     codec: StripeCodec = field(repr=False)
     result: Tensor  # [num_elements]: the mean
     previous: Tensor  # likewise, of the call before; empty without double buffering
     side_stream: torch.cuda.Stream | None  # where the exchange runs with double buffering
-    watch: FiniteWatch = field(repr=False)
 
     @property
     def residual(self) -> Tensor:
@@ -90,7 +89,7 @@ class OneBitState(AggregatorState):
 
     def check(self) -> None:
         self.wait()
-        self.watch.raise_if_marked()
+        super().check()
 
     def wait(self) -> None:
         """The current stream waits for an exchange that still runs on the side stream."""

@@ -44,7 +44,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
-from scaling.aggregators.state import AggregatorState, check_momentum, load_into, named
+from scaling.aggregators.state import AggregatorState, check_momentum
 from scaling.aggregators.striped import Striped, StripesState
 from scaling.bucket import BucketLayout
 from scaling.codecs.chunks import ChunkCodec, Kernel, SignCodec
@@ -107,6 +107,7 @@ class OneBitAdamState(AggregatorState):
     second: Tensor
     steps: Tensor
     result: Tensor
+    by_parameter = ("second",)
 
     @property
     def is_settled(self) -> bool:
@@ -135,19 +136,15 @@ class OneBitAdamState(AggregatorState):
         return None if held is None else self.direction(held)
 
     def state_dict(self) -> dict[str, Tensor]:
-        moments = {name: values.clone() for name, values in self.checkpoint_tensors().items()}
-        return self.stripes.state_dict() | moments
+        return self.stripes.state_dict() | super().state_dict()
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        load_into(self.checkpoint_tensors(), tensors)
+        super().load_state_dict(tensors)
         self.stripes.load_state_dict(tensors)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        views = zip(self.layout.names, self.layout.views(self.second), strict=True)
-        seconds = {name: view for name, view in views if view.numel()}
-        return named("second", seconds, seconds.values()) | named(
-            "steps", seconds, [self.steps] * len(seconds)
-        )
+        seconds = super().checkpoint_tensors()
+        return seconds | {name.replace("second", "steps", 1): self.steps for name in seconds}
 
 
 @final

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
-from scaling.aggregators.state import AggregatorState, named, require_same_on_ranks
+from scaling.aggregators.state import WatchedState, named, require_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, require_exchange
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch, chunk_sums
@@ -54,7 +54,7 @@ SUMMED_UNIFORMS = 4
 
 
 @dataclass
-class PowerSgdState(AggregatorState):
+class PowerSgdState(WatchedState):
     """Buffers of one rank, and views into them; [batch, ...] a batch of `scaling.codecs.power_sgd`."""
 
     values: Tensor  # [num_elements] float32: gradient + residual; between steps the residual
@@ -77,7 +77,6 @@ class PowerSgdState(AggregatorState):
     whole_values: list[Tensor]  # and in `values`
     whole_means: list[Tensor]  # and in `decoded`
     noise: Noise | None = field(repr=False)
-    watch: FiniteWatch = field(repr=False)
 
     @property
     def num_compressed(self) -> int:
@@ -99,9 +98,6 @@ class PowerSgdState(AggregatorState):
             factors |= named("next_q", matrices, thin)
         drawn = [] if self.noise is None else [self.noise.drawn] * len(names)
         return factors | named("drawn", names, drawn)
-
-    def check(self) -> None:
-        self.watch.raise_if_marked()
 
     def total_residual(self) -> Tensor | None:
         if self.feeds_back:

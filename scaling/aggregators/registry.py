@@ -23,11 +23,8 @@ def create(name: str, parameters: Mapping[str, Any] | None = None) -> Aggregator
     stated_name = getattr(instance, "name", None)
     if not isinstance(stated_name, str) or not stated_name:
         raise StudyError(f"aggregator {name!r}: its class needs a `name`, a text that is its label in tables")
-    cls = type(instance)
-    if (
-        BUILT_IN.get(stated_name, f"{cls.__module__}:{cls.__qualname__}")
-        != f"{cls.__module__}:{cls.__qualname__}"
-    ):
+    own_path = f"{type(instance).__module__}:{type(instance).__qualname__}"
+    if BUILT_IN.get(stated_name, own_path) != own_path:
         raise StudyError(
             f"aggregator {name!r} has the name {stated_name!r} of another one, {BUILT_IN[stated_name]}: "
             "give its class a `name` of its own, under which its results are shown"

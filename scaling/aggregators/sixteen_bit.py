@@ -14,7 +14,7 @@ bf16_compress_hook), whose bits these are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes
-from scaling.aggregators.state import AggregatorState, require_same_on_ranks
+from scaling.aggregators.state import WatchedState, require_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import Codec, require_exchange
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch
@@ -70,12 +70,8 @@ CAST_BYTES_MOVED = 2.5
 
 
 @dataclass
-class SixteenBitState(AggregatorState):
+class SixteenBitState(WatchedState):
     wire: Tensor  # [num_elements] of 16 bits
-    watch: FiniteWatch = field(repr=False)
-
-    def check(self) -> None:
-        self.watch.raise_if_marked()
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class SixteenBits(Aggregator[SixteenBitState]):
         wire = torch.zeros(layout.num_elements, dtype=self.codec().dtype, device=device)
         what = f"the mean gradient in {self.name}"
         watch = FiniteWatch.of_chunks(layout, WATCH_ELEMENTS, device, what)
-        return SixteenBitState(group, layout, wire, watch)
+        return SixteenBitState(group, layout, wire, watch=watch)
 
     @final
     def aggregate(self, state: SixteenBitState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:

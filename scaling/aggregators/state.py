@@ -10,13 +10,14 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from scaling.bucket import BucketLayout
+from scaling.codecs.finite import FiniteWatch
 from scaling.errors import CheckpointError, LaunchError, StudyError
 from scaling.process_group import Group
 
@@ -73,17 +74,21 @@ def load_into(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> Non
 _WORDS = ">16H"  # SHA-256 in 16-bit words, whose squares' sums are exact in float64
 
 
-def require_same_on_ranks(layout: BucketLayout, group: Group) -> None:
-    """Compares digests over the host's network. Collective; not metered. LaunchError, on every rank: the
-    ranks' layouts differ."""
+def are_same_on_ranks(numbers: Sequence[int], group: Group) -> bool:
+    """Whether all ranks have those numbers, below 2**16; over the host's network, not metered. Collective."""
     if group.world_size == 1:
-        return
-    words = torch.tensor(struct.unpack(_WORDS, layout.digest()), dtype=torch.float64)
+        return True
+    words = torch.tensor(numbers, dtype=torch.float64)
     sums = torch.stack([words, words.square()])
     with group.meter.standing_still():
         group.all_reduce_host(sums)
     # Of n numbers, n times the sum of squares is the square of the sum only where all are equal.
-    if not torch.equal(group.world_size * sums[1], sums[0].square()):
+    return torch.equal(group.world_size * sums[1], sums[0].square())
+
+
+def require_same_on_ranks(layout: BucketLayout, group: Group) -> None:
+    """Compares digests. Collective. LaunchError, on every rank: the ranks' layouts differ."""
+    if not are_same_on_ranks(struct.unpack(_WORDS, layout.digest()), group):
         tensors = zip(layout.names, layout.shapes, strict=True)
         listed = ", ".join(f"{name} {list(shape)}" for name, shape in tensors)
         raise LaunchError(
@@ -210,6 +215,16 @@ class AggregatorState:
 
     kept = checkpoint_tensors
     left_over = total_residual
+
+
+@dataclass
+class WatchedState(AggregatorState):
+    """Of aggregators whose codecs turn NaN into bits like any others."""
+
+    watch: FiniteWatch = field(repr=False, kw_only=True)
+
+    def check(self) -> None:
+        self.watch.raise_if_marked()
 
 
 def save_buckets(states: Sequence[AggregatorState]) -> dict[str, dict[str, Tensor]]:

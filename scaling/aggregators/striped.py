@@ -46,7 +46,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.prediction import encoded_stripes
 from scaling.aggregators.state import (
-    AggregatorState,
+    WatchedState,
     named,
     require_same_on_ranks,
     saved_tensor,
@@ -154,7 +154,7 @@ TORCH_DECODE_BYTES_MOVED = 4.0
 
 
 @dataclass
-class StripesState(AggregatorState):
+class StripesState(WatchedState):
     """Residuals and message buffers of one rank; those by chunks are filled up with zeros."""
 
     chunks: Chunks
@@ -167,7 +167,6 @@ class StripesState(AggregatorState):
     incoming: Tensor  # [rank, own chunks, words] int32: the own stripe
     sums: Tensor  # [num_chunks, words down] int32: all stripes' sums
     result: Tensor  # [num_elements]
-    watch: FiniteWatch = field(repr=False)
     parts: StripeParts | None = field(repr=False)  # of the stripe residual; None without feedback of sums
     by_parameter = ("residual", "momentum")
 
@@ -178,9 +177,6 @@ class StripesState(AggregatorState):
     @property
     def notes(self) -> list[str]:
         return [self.coder.note] if self.group.world_size > 1 else []
-
-    def check(self) -> None:
-        self.watch.raise_if_marked()
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         if self.parts is None:

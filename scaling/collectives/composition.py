@@ -8,7 +8,10 @@ from dataclasses import replace
 from itertools import accumulate, chain, pairwise, zip_longest
 from typing import NamedTuple
 
+import numpy as np
+
 from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
+from scaling.collectives.verify import Interpreter
 from scaling.errors import ScheduleError
 
 
@@ -129,37 +132,17 @@ def split_at_reduction(schedule: Schedule) -> SplitSchedule:
     steps = list(schedule.steps)
     adds = [index for index, step in enumerate(steps) if any(t.operation == "add" for t in step)]
     cut = max(adds, default=-1) + 1
-    places = _Places(schedule)
-    for step in steps[:cut]:
-        places.run(step)
-    owners = tuple(_owner(schedule, places, chunk) for chunk in range(schedule.num_chunks))
-    return SplitSchedule(
-        replace(schedule, steps=tuple(steps[:cut])), replace(schedule, steps=tuple(steps[cut:])), owners
-    )
-
-
-class _Places:
-    """Which contributions each place holds, as bit masks: [node][chunk]."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        masks = [1 << rank for rank in range(schedule.world_size)] + [0] * schedule.num_hosts
-        self.held = [[mask] * schedule.num_chunks for mask in masks]
-
-    def run(self, step: ScheduleStep) -> None:
-        before = {(t.source, c): self.held[t.source][c] for t in step for c in range(t.start, t.stop)}
-        for source, target, start, stop, operation in step:
-            for chunk in range(start, stop):
-                held = self.held[target][chunk] if operation == "add" else 0
-                self.held[target][chunk] = held | before[source, chunk]
-
-
-def _owner(schedule: Schedule, places: _Places, chunk: int) -> int:
-    everything = (1 << schedule.world_size) - 1
-    owners = [node for node, held in enumerate(places.held) if held[chunk] == everything]
-    if len(owners) != 1:
-        where = f"at {', '.join(map(schedule.node_name, owners))}" if owners else "nowhere"
-        raise ScheduleError(
-            f"{schedule.name}: after the last add the sum of chunk {chunk} is complete {where}; to update "
-            "parameters at an owner it must be in one place"
-        )
-    return owners[0]
+    interpreter = Interpreter(schedule)
+    for index, step in enumerate(steps[:cut]):
+        interpreter.run(index, step)
+    owners = []
+    for chunk, at in enumerate(interpreter.complete().T):
+        owners += (complete := np.flatnonzero(at).tolist())
+        if len(complete) != 1:
+            where = f"at {', '.join(map(schedule.node_name, complete))}" if complete else "nowhere"
+            raise ScheduleError(
+                f"{schedule.name}: after the last add the sum of chunk {chunk} is complete {where}; to "
+                "update parameters at an owner it must be in one place"
+            )
+    reduction, distribution = (replace(schedule, steps=tuple(part)) for part in (steps[:cut], steps[cut:]))
+    return SplitSchedule(reduction, distribution, tuple(owners))

@@ -182,7 +182,7 @@ def verify(schedule: Schedule) -> Verification:
     """Proves that every rank ends with each contribution exactly once in every chunk. ScheduleError: it does
     not, or a step breaks a rule; the message says which, where and when."""
     check_shape(schedule)
-    interpreter = _Interpreter(schedule)
+    interpreter = Interpreter(schedule)
     num_steps = 0
     for index, step in enumerate(schedule.steps):
         interpreter.run(index, step)
@@ -209,7 +209,7 @@ class _Moves:
     arriving: NDArray[Any]  # the contributions that it carries
 
 
-class _Interpreter:
+class Interpreter:
     """The contributions at every place, and the counts so far."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -289,14 +289,18 @@ class _Interpreter:
             both = moves.is_add[moves.target == moves.target[entry]].any()
             self._refuse(moves, entry, f"gets {'a copy and an add' if both else 'two copies'} in this step")
 
+    def complete(self) -> NDArray[np.bool_]:
+        """[node, chunk]: whether every contribution is there."""
+        whole: NDArray[np.bool_] = self.places == (1 << self.schedule.world_size) - 1
+        return whole.reshape(self.schedule.num_nodes, self.schedule.num_chunks)
+
     def check_result(self) -> None:
         """Refuses if a rank lacks a contribution after the last step."""
-        complete = (1 << self.schedule.world_size) - 1
-        num_places = self.schedule.world_size * self.schedule.num_chunks
-        lacking = np.flatnonzero(self.places[:num_places] != complete)
+        lacking = np.argwhere(~self.complete()[: self.schedule.world_size])
         if lacking.size:
-            rank, chunk = divmod(int(lacking[0]), self.schedule.num_chunks)
-            missing = _ranks(complete & ~self.places[lacking[0]])
+            rank, chunk = lacking[0].tolist()
+            held = self.places[rank * self.schedule.num_chunks + chunk]
+            missing = _ranks(((1 << self.schedule.world_size) - 1) & ~held)
             raise ScheduleError(
                 f"{self.schedule.name}: after the last step rank {rank} lacks the contribution of {missing} "
                 f"in chunk {chunk}"
