@@ -26,9 +26,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from scaling.collectives.composition import mirrored, placed, side_by_side
 from scaling.collectives.halving_doubling import halving_doubling, recursive_doubling
@@ -45,10 +45,16 @@ Algorithm = Literal[
 SEGMENT_BYTES = 1 << 20
 """Of Open MPI's segmented ring before 4.1."""
 
-_DOUBLING: Algorithm = "recursive doubling"
-_RING: Algorithm = "ring"
-_RABENSEIFNER: Algorithm = "reduce-scatter and all-gather"
-_TREE: Algorithm = "reduce and broadcast"
+_DOUBLING: Final = "recursive doubling"
+_RING: Final = "ring"
+_RABENSEIFNER: Final = "reduce-scatter and all-gather"
+_TREE: Final = "reduce and broadcast"
+_MAKERS: dict[Algorithm, Callable[[int], Schedule]] = {
+    _DOUBLING: recursive_doubling,
+    _RING: ring,
+    _RABENSEIFNER: halving_doubling,
+    _TREE: tree,
+}
 
 OPEN_MPI_TABLE: tuple[tuple[float, tuple[tuple[float, Algorithm], ...]], ...] = (
     (
@@ -82,8 +88,7 @@ class MpiLibrary:
     @classmethod
     def of(cls, text: str) -> MpiLibrary | None:
         """From its own words, `Open MPI v5.0.11` or `MPICH Version: 5.0.2`; None for another library."""
-        families: tuple[Family, ...] = ("Open MPI", "MPICH")
-        family = next((candidate for candidate in families if candidate in text), None)
+        family = next((candidate for candidate in get_args(Family) if candidate in text), None)
         numbers = re.search(r"\d+(\.\d+)+", text)
         if family is None or numbers is None:
             return None
@@ -92,21 +97,18 @@ class MpiLibrary:
     def __str__(self) -> str:
         return f"{self.family} {'.'.join(map(str, self.version))}"
 
-    def algorithm(self, world_size: int, num_bytes: float, itemsize: int = 4) -> Algorithm:
-        """What it runs between 2 or more ranks that are equal (one node, or its coll/tuned).
-
-        Args:
-            num_bytes: of each rank's buffer.
-            itemsize: bytes of an element.
-        """
+    def algorithm(self, world_size: int, num_bytes: float) -> Algorithm:
+        """What it runs between 2 or more ranks that are equal (one node, or its coll/tuned) for each rank's
+        `num_bytes` of float32."""
+        num_elements = num_bytes // 4
         if self.family == "MPICH":
             short_bytes = 8 if self.version >= (3, 4) else 2048
-            few = num_bytes // itemsize < 2 ** (world_size.bit_length() - 1)
+            few = num_elements < 2 ** (world_size.bit_length() - 1)
             return _DOUBLING if num_bytes <= short_bytes or few else _RABENSEIFNER
         if self.version >= (4, 1):
             by_bytes = next(row for below, row in OPEN_MPI_TABLE if world_size < below)
             return next(algorithm for below, algorithm in by_bytes if num_bytes < below)
-        if num_bytes < 10_000 or num_bytes // itemsize <= world_size:
+        if num_bytes < 10_000 or num_elements <= world_size:
             return _DOUBLING
         return _RING if num_bytes <= world_size * SEGMENT_BYTES else "segmented ring"
 
@@ -147,15 +149,9 @@ def mpi_all_reduce(
 
 
 def _schedule(algorithm: Algorithm, world_size: int, num_bytes: float) -> Schedule:
-    if algorithm == "recursive doubling":
-        return recursive_doubling(world_size)
-    if algorithm == "ring":
-        return ring(world_size)
-    if algorithm == "reduce and broadcast":
-        return tree(world_size)
     if algorithm == "segmented ring":
         return segmented_ring(world_size, max(1, round(num_bytes / (world_size * SEGMENT_BYTES))))
-    return halving_doubling(world_size)
+    return _MAKERS[algorithm](world_size)
 
 
 def segmented_ring(world_size: int, num_phases: int) -> Schedule:
@@ -173,11 +169,8 @@ def segmented_ring(world_size: int, num_phases: int) -> Schedule:
         blocks = [(rank + 1 - t) % n * k for rank in range(n)]
         return tuple(Transfer(r, (r + 1) % n, blocks[r], blocks[r] + k, "copy") for r in range(n))
 
-    def steps() -> Iterator[ScheduleStep]:
-        yield from (reduce(phase, t) for phase in range(k) for t in range(n - 1))
-        yield from (gather(t) for t in range(n - 1))
-
-    return Schedule("segmented_ring", n, n * k, tuple(steps()))
+    reduction = [reduce(phase, t) for phase in range(k) for t in range(n - 1)]
+    return Schedule("segmented_ring", n, n * k, (*reduction, *map(gather, range(n - 1))))
 
 
 def _by_nodes(across: Schedule, per_node: int) -> Schedule:

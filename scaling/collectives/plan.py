@@ -8,7 +8,7 @@ the bandwidth of host memory max-min fair (fair_sharing.py), one core a thread.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -42,7 +42,6 @@ class Exchange:
 
     Attributes:
         bytes_per_element: on the wire.
-        num_messages: that each message is really sent as; its latency counts that often.
         native: a library does it in its own way; the schedule stands for that (`scaling.collectives.nccl`).
         library: the owner, where it is not torch.distributed. "mpi": processes exchange in host memory
             (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do; "gloo": as "mpi".
@@ -54,7 +53,6 @@ class Exchange:
     schedule: Schedule
     num_elements: int
     bytes_per_element: float = 4.0
-    num_messages: int = 1
     name: str = ""
     native: bool = False
     library: Library = ""
@@ -144,16 +142,10 @@ class PlanSimulation:
     @property
     def seconds_by_name(self) -> dict[str, float]:
         """Stages of one name together."""
-        totals: dict[str, float] = {}
+        totals = defaultdict[str, float](float)
         for stage in self.stages:
-            totals[stage.name] = totals.get(stage.name, 0.0) + stage.seconds
+            totals[stage.name] += stage.seconds
         return totals
-
-    def describe(self) -> str:
-        """A line for each name."""
-        width = max((len(stage.name) for stage in self.stages), default=5)
-        rows = [*self.seconds_by_name.items(), ("total", self.seconds)]
-        return "\n".join(f"{name:{width}}  {seconds * 1e3:10.4g} ms" for name, seconds in rows)
 
 
 def simulate_plan(
@@ -235,7 +227,6 @@ def _of_schedule(
             stage.num_elements * stage.bytes_per_element,
             peer_access=peer_access,
             places=ranks,
-            num_messages=stage.num_messages,
         )
         for machine in (topology, topology.without_latency)
     )

@@ -208,8 +208,8 @@ def _one_after_the_other(lanes: Ints, lane_of: Ints) -> tuple[tuple[Ints, Ints],
     return (pairs // width, pairs % width), is_first
 
 
-def price(work: StepWork, placement: Placement, num_messages: int = 1) -> StepPrice:
-    """Runs the step's activities; a message's latency counts `num_messages` times."""
+def price(work: StepWork, placement: Placement) -> StepPrice:
+    """Runs the step's activities."""
     num_first = len(work.messages.source)
     latency_s, of_messages = placement.messages(work.messages.source, work.messages.target)
     sum_rate, shared, rank_uses = placement.sums(work.sums.target)
@@ -219,7 +219,7 @@ def price(work: StepWork, placement: Placement, num_messages: int = 1) -> StepPr
     later, earlier = work.sum_after
     all_work = np.concatenate([work.messages.num_bytes, work.sums.num_bytes])
     activities = Activities(
-        delay_s=np.concatenate([latency_s * num_messages, np.zeros(len(sum_rate))]),
+        delay_s=np.concatenate([latency_s, np.zeros(len(sum_rate))]),
         work=all_work,
         highest_rate=np.concatenate([np.full(num_first, np.inf), sum_rate]),
         uses=Uses.joined(of_messages, shared),
@@ -314,21 +314,6 @@ class Simulation:
                 yield event._replace(step=step, start_s=begin_s + event.start_s, end_s=begin_s + event.end_s)
             begin_s += self.prices[i].seconds
 
-    def describe(self) -> str:
-        steps = f"{len(self.price_of_step)} steps ({self.num_priced_steps} of them different)"
-        lines = [
-            f"{self.name}: {self.num_bytes / 1e6:.4g} MB in {self.seconds * 1e3:.4g} ms, {steps}",
-            f"  sums after the last message of their step: {self.reduce_seconds * 1e3:.4g} ms",
-        ]
-        busiest = self.busiest_resource
-        if busiest is not None:
-            capacity = self.resources.capacity_bytes_per_s[int(self._busy_s.argmax())]
-            lines.append(
-                f"  busiest: {busiest}, {self.bytes_per_resource[busiest] / 1e6:.4g} MB at "
-                f"{capacity / 1e9:.4g} GB/s, {self.utilisation_ratio:.0%} of the time"
-            )
-        return "\n".join(lines)
-
 
 def simulate(
     schedule: Schedule,
@@ -337,7 +322,6 @@ def simulate(
     *,
     peer_access: bool = True,
     places: Sequence[Place] | None = None,
-    num_messages: int = 1,
 ) -> Simulation:
     """Prices `schedule`, a correct one, on a topology.
 
@@ -345,23 +329,19 @@ def simulate(
         num_bytes: of the buffer; a chunk is its equal part, or what `chunk_elements` says.
         peer_access: False forbids direct access between GPUs (host-only).
         places: (node, device id) of each rank; None takes `topology.ranks`.
-        num_messages: that each message is really sent as, one after the other (a tensor each, say).
 
     Raises:
         TopologyError: the topology has not what the schedule needs.
         ScheduleError: `places` are not as many as ranks, or a count is negative.
     """
-    if num_bytes < 0 or num_messages < 1:
-        raise ScheduleError(
-            f"{schedule.name}: {num_bytes} bytes, each message sent as {num_messages}; "
-            "allowed are 0 and more bytes, 1 and more messages"
-        )
+    if num_bytes < 0:
+        raise ScheduleError(f"{schedule.name}: {num_bytes} bytes; allowed are 0 and more")
     ranks = topology.ranks(schedule.world_size) if places is None else places
     if len(ranks) != schedule.world_size:
         raise ScheduleError(f"{schedule.name}: {len(ranks)} places for {schedule.world_size} ranks")
     placement = Placement(topology, ranks, schedule.num_hosts, peer_access=peer_access)
     reader = StepReader(schedule, placement, num_bytes)
-    prices, price_of_step = _price_steps(schedule, reader, lambda work: price(work, placement, num_messages))
+    prices, price_of_step = _price_steps(schedule, reader, lambda work: price(work, placement))
     name = f"{schedule.name}, {schedule.world_size} ranks on {topology.name}"
     return Simulation(name, num_bytes, tuple(prices), tuple(price_of_step), placement.resources)
 

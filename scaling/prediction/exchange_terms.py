@@ -103,9 +103,7 @@ def _over_peer_memory(stage: Exchange, priced: Term, machine: Topology, *, captu
     )
     # Ranks neither keep in step nor spread their turns evenly: the middle between both.
     num_bytes = stage.num_elements * stage.bytes_per_element
-    turns = simulate(
-        in_turns(stage.schedule), machine.without_latency, num_bytes, num_messages=stage.num_messages
-    )
+    turns = simulate(in_turns(stage.schedule), machine.without_latency, num_bytes)
     further_s = (turns.seconds - priced.flow_s) / 2
     in_turn = Term(priced.kind, f"{priced.name}: turns", 0.0, further_s, is_added=True)
     if not captured:

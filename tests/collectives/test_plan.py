@@ -41,9 +41,6 @@ class TestExchanges:
         expected = [simulate(ring(4), machine(), 4 * elements).seconds for elements in (10, 5)]
         assert [stage.seconds for stage in plan.stages] == expected
         assert plan.seconds_by_name == {"ring": sum(expected)}
-        thrice = seconds(Exchange(ring(4), 10, num_messages=3))  # messages count their latency
-        path = machine().path((0, "gpu0"), (0, "gpu1"))
-        assert thrice - expected[0] == pytest.approx(2 * 6 * path.latency_s)
 
     def test_peer_access_and_places_reach_the_simulation(self):
         on = (Exchange(ring(2), 10**6), load("dual-k80"), 2)
@@ -133,15 +130,12 @@ class TestPlans:
         CodecWork("encode", 40, 20),
     )  # fmt: skip
 
-    def test_stages_follow_one_another_and_a_line_describes_each_name_and_the_total(self):
+    def test_stages_follow_one_another_and_are_added_up_by_name(self):
         plan = simulate_plan(self.STAGES, machine(), 4)
         assert plan.seconds == pytest.approx(sum(seconds(stage) for stage in self.STAGES))
         assert plan.seconds_by_name["encode"] == 5 + 2
         assert list(plan.seconds_by_name) == ["encode", "host_serial", "update (host)"]
         assert simulate_plan([], machine(), 1).seconds == 0
-        lines = plan.describe().splitlines()
-        assert [line.split()[0] for line in lines] == ["encode", "host_serial", "update", "total"]
-        assert "7000 ms" in lines[0]
 
 
 NUM_ELEMENTS = 1000
