@@ -13,7 +13,7 @@ from scaling.collectives.owners import sharded_owners, shuffle, star, stripes
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.schedule_file import for_ranks, is_file
-from scaling.collectives.tree import caffe_pairs, double_binary_tree, tree
+from scaling.collectives.tree import caffe_tree, double_binary_tree, tree
 from scaling.errors import ScheduleError
 
 # Weights and biases of the fully connected network 784-2048-4096-1024-10 of arXiv 1608.07249, in elements.
@@ -40,11 +40,6 @@ def schedule(name: str, world_size: int) -> Schedule:
     return COLLECTIVES[name].schedule(world_size)
 
 
-def _caffe_tree(world_size: int) -> Schedule:
-    boards = [rank // 2 for rank in range(world_size)]
-    return tree(world_size, caffe_pairs(boards, [[False] * world_size] * world_size))
-
-
 def _ranks_per_host(world_size: int) -> int:
     """The largest machine of up to 8 ranks of which the world is a multiple."""
     return max(g for g in range(1, MAX_RANKS_PER_HOST + 1) if world_size % g == 0)
@@ -58,7 +53,9 @@ COLLECTIVES: dict[str, Entry] = {
     ),
     "tree": Entry("binomial tree to rank 0 and back", tree),
     "pipelined_tree": Entry("the binomial tree in 8 chunks", lambda n: tree(n, num_chunks=PIPELINE_CHUNKS)),
-    "caffe_tree": Entry("Caffe's tree on boards of two GPUs without peer access between them", _caffe_tree),
+    "caffe_tree": Entry(
+        "Caffe's tree on boards of two GPUs without peer access between them", lambda n: caffe_tree(n, 2)
+    ),
     "star": Entry("Torch's gather to rank 0 and broadcast, one rank a step", star),
     "recursive_doubling": Entry("swaps of the whole buffer; extra ranks fold in", recursive_doubling),
     "halving_doubling": Entry("Rabenseifner's halving and doubling; extra ranks fold in", halving_doubling),

@@ -8,6 +8,7 @@ recorded, which is 128 ranks that all send to all and less than 300 kB of text; 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,7 @@ MOST_PAIRS = 16_384
 Pair = tuple[int, int]
 """Source and target: ranks, and from the world size on the host memory of each machine."""
 
+_RECORDED = ("schedule", "native", "library", "num_steps")
 _PAIR = re.compile(r"(h?)(\d{1,7})>(h?)(\d{1,7})")
 
 
@@ -65,12 +67,12 @@ class ExchangePlan:
 
     def sent_to(self, rank: int) -> dict[str, float]:
         """Node, a rank or as `h0` the host memory of a machine -> the bytes that a rank sends it."""
-        sent: dict[str, float] = {}
+        sent = defaultdict[str, float](float)
         for exchange in self.exchanges:
             for (source, target), count in exchange.num_bytes.items():
                 if source == rank:
-                    sent[self._node(target)] = sent.get(self._node(target), 0.0) + count
-        return sent
+                    sent[self._node(target)] += count
+        return dict(sent)
 
     def over_steps(self, num_steps: int) -> ExchangePlan:
         """The mean of a step where one in `num_steps` exchanges."""
@@ -85,7 +87,7 @@ class ExchangePlan:
     def bytes_per_resource(self, topology: Topology, *, peer_access: bool = True) -> dict[str, float]:
         """The bytes that pass each link (and memory) of the topology, by its name there. TopologyError: the
         topology has fewer ranks or nodes than the plan, or no route."""
-        passed: dict[str, float] = {}
+        passed = defaultdict[str, float](float)
         for exchange in self.exchanges:
             ranks = topology.ranks(self.world_size)
             if exchange.library in ("mpi", "gloo"):
@@ -94,8 +96,8 @@ class ExchangePlan:
             placement = Placement(topology, ranks, max(num_hosts, 0), peer_access=peer_access)
             for pair, count in exchange.num_bytes.items():
                 for name, weight in placement.resources_of_message(*pair).items():
-                    passed[name] = passed.get(name, 0.0) + weight * count
-        return passed
+                    passed[name] += weight * count
+        return dict(passed)
 
     def to_record(self) -> list[dict[str, Any]]:
         """For run.json: pairs with as many bytes are listed together, `{"6000": "0>1 1>h0"}`; h0 is host 0.
@@ -103,22 +105,14 @@ class ExchangePlan:
         num_pairs = sum(len(exchange.num_bytes) for exchange in self.exchanges)
         if num_pairs > MOST_PAIRS:
             raise ScheduleError(f"its plan has {num_pairs} pairs of nodes; at most {MOST_PAIRS} are recorded")
-        return [
-            {
-                "schedule": exchange.schedule,
-                "native": exchange.native,
-                "library": exchange.library,
-                "num_steps": exchange.num_steps,
-                "bytes": self._by_count(exchange),
-            }
-            for exchange in self.exchanges
-        ]
-
-    def _by_count(self, exchange: PlannedExchange) -> dict[str, str]:
-        pairs: dict[str, list[str]] = {}
-        for (source, target), count in exchange.num_bytes.items():
-            pairs.setdefault(str(round(count)), []).append(f"{self._node(source)}>{self._node(target)}")
-        return {count: " ".join(names) for count, names in pairs.items()}
+        records = []
+        for exchange in self.exchanges:
+            pairs = defaultdict[str, list[str]](list)
+            for (source, target), count in exchange.num_bytes.items():
+                pairs[str(round(count))].append(f"{self._node(source)}>{self._node(target)}")
+            record = {name: getattr(exchange, name) for name in _RECORDED}
+            records.append({**record, "bytes": {count: " ".join(names) for count, names in pairs.items()}})
+        return records
 
     def _node(self, node: int) -> str:
         return str(node) if node < self.world_size else f"h{node - self.world_size}"
@@ -126,20 +120,17 @@ class ExchangePlan:
 
 def plan_of(exchanges: Iterable[Exchange], world_size: int) -> ExchangePlan:
     """The plan of the exchanges of one training step; those of one schedule and size are summed up."""
-    planned: dict[tuple[str, bool, str], list[PlannedExchange]] = {}
+    planned: dict[tuple[str, bool, str], PlannedExchange] = {}
     for each in exchanges:
         bounds = [each.bytes_per_element * bound for bound in each.schedule.bounds(each.num_elements)]
-        same = planned.setdefault((each.name or each.schedule.name, each.native, each.library), [])
-        same.append(
-            PlannedExchange(
-                each.schedule.name,
-                each.native,
-                each.library,
-                len(each.schedule.steps),
-                sent_by_pair(each.schedule, bounds),
-            )
-        )
-    return ExchangePlan(world_size, tuple(_summed(same) for same in planned.values()))
+        key = each.name or each.schedule.name, each.native, each.library
+        first = planned.get(key) or PlannedExchange(each.schedule.name, each.native, each.library, 0, {})
+        totals = defaultdict[Pair, float](float, first.num_bytes)
+        for pair, count in sent_by_pair(each.schedule, bounds).items():
+            totals[pair] += count
+        num_steps = first.num_steps + len(each.schedule.steps)
+        planned[key] = replace(first, num_steps=num_steps, num_bytes=dict(totals))
+    return ExchangePlan(world_size, tuple(planned.values()))
 
 
 def sent_by_pair(schedule: Schedule, bounds: Sequence[float]) -> dict[Pair, float]:
@@ -154,17 +145,6 @@ def sent_by_pair(schedule: Schedule, bounds: Sequence[float]) -> dict[Pair, floa
                 pair = (source, target)
                 totals[pair] = totals.get(pair, 0.0) + bounds[stop] - bounds[start]
     return totals
-
-
-def _summed(exchanges: Sequence[PlannedExchange]) -> PlannedExchange:
-    """Those of several buckets or tensors as one."""
-    totals: dict[Pair, float] = {}
-    for exchange in exchanges:
-        for pair, count in exchange.num_bytes.items():
-            totals[pair] = totals.get(pair, 0.0) + count
-    first = exchanges[0]
-    num_steps = sum(exchange.num_steps for exchange in exchanges)
-    return PlannedExchange(first.schedule, first.native, first.library, num_steps, totals)
 
 
 def read_plan(record: object, world_size: int) -> ExchangePlan:
@@ -183,15 +163,7 @@ def _read_exchange(record: Mapping[str, Any], world_size: int) -> PlannedExchang
             if match is None:
                 raise ValueError(f"{name!r} is not a pair of nodes")
             source_host, source, target_host, target = match.groups()
-            pair = tuple(
-                int(node) + (world_size if host else 0)
-                for host, node in ((source_host, source), (target_host, target))
-            )
-            num_bytes[pair[0], pair[1]] = float(int(count))
-    return PlannedExchange(
-        str(record["schedule"]),
-        bool(record["native"]),
-        str(record["library"]),
-        int(record["num_steps"]),
-        num_bytes,
-    )
+            pair = int(source) + world_size * bool(source_host), int(target) + world_size * bool(target_host)
+            num_bytes[pair] = float(int(count))
+    schedule, native, library, num_steps = (record[name] for name in _RECORDED)
+    return PlannedExchange(str(schedule), bool(native), str(library), int(num_steps), num_bytes)

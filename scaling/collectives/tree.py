@@ -99,6 +99,12 @@ def caffe_pairs(board_of: Sequence[int], peer_access: Sequence[Sequence[bool]]) 
     return pairs
 
 
+def caffe_tree(world_size: int, gpus_per_board: int) -> Schedule:
+    """Caffe's, where only the GPUs of a board have access to each other."""
+    boards = [rank // gpus_per_board for rank in range(world_size)]
+    return tree(world_size, caffe_pairs(boards, [[False] * world_size] * world_size))
+
+
 def _round(remaining: list[int], may_join: Callable[[int, int], bool]) -> list[Pair]:
     """Joins every remaining GPU with the first later one that it may; removes those from `remaining`."""
     pairs: list[Pair] = []

@@ -32,24 +32,27 @@ from numpy.typing import NDArray
 from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Columns, Schedule, ScheduleStep, Transfer
 from scaling.errors import ScheduleError
 
-NUMBERS = ("source", "target", "start", "stop")
 OPERATIONS = ("add", "copy")
 
 
 def check_shape(schedule: Schedule) -> None:
     """Checks everything but the steps' transfers. ScheduleError names the field, what it is and what is
     allowed."""
+    name, steps, sizes = schedule.name, schedule.steps, schedule.chunk_elements
     for field, least in (("world_size", 1), ("num_chunks", 1), ("num_hosts", 0)):
         value = getattr(schedule, field)
-        if not _is_whole(value) or value < least:
-            raise ScheduleError(
-                f"{schedule.name}: {field} is {_shown(value)}; allowed are whole numbers from {least}"
-            )
-    if not isinstance(schedule.steps, Sequence):
-        raise ScheduleError(
-            f"{schedule.name}: steps is {_shown(schedule.steps)}; allowed is a sequence of steps"
-        )
-    _check_chunk_sizes(schedule)
+        is_allowed = _is_whole(value) and value >= least
+        _require(is_allowed, f"{name}: {field} is", value, f"are whole numbers from {least}")
+    _require(isinstance(steps, Sequence), f"{name}: steps is", steps, "is a sequence of steps")
+    if sizes is not None:
+        is_tuple = isinstance(sizes, Sequence)
+        _require(is_tuple, f"{name}: chunk_elements is", sizes, "is a tuple of whole numbers")
+        if len(sizes) != schedule.num_chunks:
+            raise ScheduleError(f"{name}: {len(sizes)} chunk sizes for {schedule.num_chunks} chunks")
+        for chunk, size in enumerate(sizes):
+            if not _is_whole(size) or size < 0:
+                what = f"chunk {chunk} has {_shown(size)} elements"
+                raise ScheduleError(f"{name}: {what}; allowed are whole numbers from 0")
     for num_elements in _sizes(schedule):
         _check_bounds(schedule, num_elements)
 
@@ -66,40 +69,20 @@ def check_types(name: str, index: int, step: ScheduleStep) -> None:
         for number, transfer in enumerate(step):
             if not isinstance(transfer, Transfer):
                 _refuse(name, index, number, f"is {_shown(transfer)}; allowed is a Transfer")
-    for column, field in enumerate(NUMBERS):
-        if {type(transfer[column]) for transfer in step} - {int}:
+    for column, field in enumerate(Transfer._fields):
+        usual, allowed = (int, "is a whole number")
+        if field == "operation":
+            usual, allowed = (str, f"are {', '.join(OPERATIONS)}")
+        if {type(transfer[column]) for transfer in step} - {usual}:
             for number, transfer in enumerate(step):
-                if not _is_whole(transfer[column]):
-                    what = f"{field} is {_shown(transfer[column])}; allowed is a whole number"
-                    _refuse(name, index, number, what, transfer)
-    if {type(transfer.operation) for transfer in step} - {str}:
-        for number, transfer in enumerate(step):
-            if not isinstance(transfer.operation, str):
-                what = f"operation is {_shown(transfer.operation)}; allowed are {', '.join(OPERATIONS)}"
-                _refuse(name, index, number, what, transfer)
+                value = transfer[column]
+                if not (isinstance(value, str) if usual is str else _is_whole(value)):
+                    _refuse(name, index, number, f"{field} is {_shown(value)}; allowed {allowed}", transfer)
 
 
 def _refuse(name: str, index: int, number: int, what: str, transfer: Transfer | None = None) -> NoReturn:
     nodes = "" if transfer is None else f", from {transfer.source!r:.20} to {transfer.target!r:.20}"
     raise ScheduleError(f"{name}: step {index}: transfer {number}{nodes}: {what}")
-
-
-def _check_chunk_sizes(schedule: Schedule) -> None:
-    sizes = schedule.chunk_elements
-    if sizes is None:
-        return
-    if not isinstance(sizes, Sequence):
-        raise ScheduleError(
-            f"{schedule.name}: chunk_elements is {_shown(sizes)}; allowed is a tuple of whole numbers"
-        )
-    if len(sizes) != schedule.num_chunks:
-        raise ScheduleError(f"{schedule.name}: {len(sizes)} chunk sizes for {schedule.num_chunks} chunks")
-    for chunk, size in enumerate(sizes):
-        if not _is_whole(size) or size < 0:
-            raise ScheduleError(
-                f"{schedule.name}: chunk {chunk} has {_shown(size)} elements; "
-                "allowed are whole numbers from 0"
-            )
 
 
 def _sizes(schedule: Schedule) -> list[int]:
@@ -115,8 +98,7 @@ def _check_bounds(schedule: Schedule, num_elements: int) -> None:
     """Chunks follow one another from the first element to the last."""
     bounds = schedule.bounds(num_elements)
     where = f"{schedule.name}: bounds of {num_elements} elements"
-    if not isinstance(bounds, Sequence):
-        raise ScheduleError(f"{where}: {_shown(bounds)}; allowed is a sequence of whole numbers")
+    _require(isinstance(bounds, Sequence), f"{where}:", bounds, "is a sequence of whole numbers")
     if len(bounds) != schedule.num_chunks + 1:
         raise ScheduleError(f"{where}: {len(bounds)} for {schedule.num_chunks} chunks; allowed is one more")
     for place, bound in enumerate(bounds):
@@ -127,6 +109,11 @@ def _check_bounds(schedule: Schedule, num_elements: int) -> None:
             raise ScheduleError(f"{where}: chunk {chunk} begins at {start} and ends at {stop}, before that")
     if (bounds[0], bounds[-1]) != (0, num_elements):
         raise ScheduleError(f"{where}: the chunks cover {bounds[0]} to {bounds[-1]}, not all of the buffer")
+
+
+def _require(holds: bool, what: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise ScheduleError(f"{what} {_shown(value)}; allowed {allowed}")
 
 
 def _is_whole(value: object) -> bool:

@@ -42,7 +42,7 @@ from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout, Span
 from scaling.collectives.plan import Stage, Update
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.tree import caffe_pairs, tree
+from scaling.collectives.tree import caffe_tree
 from scaling.process_group import Group
 
 
@@ -62,9 +62,7 @@ class Caffe(Scheduled):
     gpus_per_board: PositiveInt = 1
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        boards = [rank // self.gpus_per_board for rank in range(world_size)]
-        nobody = [[False] * world_size] * world_size
-        return tree(world_size, caffe_pairs(boards, nobody))
+        return caffe_tree(world_size, self.gpus_per_board)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from scaling.collectives.owners import star
 from scaling.collectives.plan_record import ExchangePlan, PlannedExchange, sent_by_pair
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.tree import caffe_pairs, tree
+from scaling.collectives.tree import caffe_tree, tree
 from scaling.errors import ScheduleError
 
 BYTES_PER_ELEMENT = 4  # gradients were float32
@@ -22,17 +22,12 @@ BYTES_PER_ELEMENT = 4  # gradients were float32
 NATIVE = ("all_reduce",)
 
 
-def _caffe(world_size: int, gpus_per_board: int) -> Schedule:
-    boards = [rank // gpus_per_board for rank in range(world_size)]
-    return tree(world_size, caffe_pairs(boards, [[False] * world_size] * world_size))
-
-
 _SCHEDULES: dict[str, Callable[[int, Mapping[str, Any]], Schedule]] = {
     "ring": lambda n, values: ring(n, directions=values.get("directions", 1)),
     "tree": lambda n, _: tree(n),
     "schedule": lambda n, values: schedule_by_name(str(values.get("collective")), n),
     "torch_dpt": lambda n, _: star(n),
-    "caffe": lambda n, values: _caffe(n, int(values.get("gpus_per_board", 1))),
+    "caffe": lambda n, values: caffe_tree(n, int(values.get("gpus_per_board", 1))),
     "host_serial": lambda n, _: host_serial(n),
     "host_parallel": lambda n, _: host_parallel(n),
     "all_reduce": lambda n, _: ring(n),
