@@ -16,11 +16,8 @@ from launchers.rank_info import LAUNCHER_VARIABLE
 
 @dataclass(frozen=True)
 class TorchrunLauncher(Launcher):
-    """torchrun on this host: c10d rendezvous on a free loopback port.
-
-    A worker that fails is not restarted by torchrun: the study's run loop starts a new launch for what is
-    left.
-    """
+    """torchrun on this host: c10d rendezvous on a free loopback port. It restarts no worker: the study's run
+    loop starts a new launch for what is left."""
 
     name = "torchrun"
 
@@ -37,10 +34,8 @@ class TorchrunLauncher(Launcher):
 
 @dataclass(frozen=True)
 class LocalLauncher(TorchrunLauncher):
-    """Workers of this host, forked by a zygote (`launchers.zygote`) on Linux; elsewhere torchrun.
-
-    `command` is the command line that starts the same workers by hand.
-    """
+    """Workers of this host, forked by a zygote (`launchers.zygote`) on Linux; elsewhere torchrun, whose
+    `command` starts the same workers by hand."""
 
     name = "local"
     forks_workers = sys.platform == "linux"

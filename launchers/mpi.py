@@ -50,21 +50,15 @@ def daemon(launcher: str, processes: Path = Path("/proc")) -> tuple[int, Path] |
 
 def library(launcher: str, program: Path | None) -> str:
     """A value for LIBRARY_VARIABLE: the library next to the program that started us, else by its name alone.
-
-    mpi4py would take the first that it finds, which need not be that of the mpirun in use: then every
-    process is rank 0 of 1.
-    """
+    The first that mpi4py finds need not be that of the mpirun in use: then every process is rank 0 of 1."""
     paths = [program.parents[1] / "lib" / name for name in LIBRARIES[launcher]] if program else []
     existing = [str(path) for path in paths if path.exists()]
     return os.pathsep.join(existing or LIBRARIES[launcher])
 
 
 def released_cores(daemon_pid: int) -> tuple[int, int]:
-    """Gives this process the cores that its launcher has; returns how many it had before, and has now.
-
-    Open MPI binds each of two processes to one core, and more of them to their part of the machine. How many
-    threads a worker has is a setting of the study, the same under every launcher.
-    """
+    """Gives this process the cores that its launcher has; returns how many it had before, and has now. Open
+    MPI binds processes to part of the machine; how many threads a worker has is a setting of the study."""
     before = len(os.sched_getaffinity(0))
     os.sched_setaffinity(0, os.sched_getaffinity(daemon_pid))
     return before, len(os.sched_getaffinity(0))

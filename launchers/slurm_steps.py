@@ -68,8 +68,7 @@ class SlurmLauncher(Launcher):
         """The command line of srun that starts the workers."""
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
-        """The command line that starts the workers. Raises ValueError: the job's nodes do not hold that many
-        workers, or not equally many each."""
+        """Raises ValueError: the job's nodes do not hold that many workers, or not equally many each."""
         nodes = nodes_for(spec.world_size, self.workers_per_node)
         if nodes > self.nodes:
             raise ValueError(

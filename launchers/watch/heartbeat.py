@@ -13,6 +13,7 @@ import mmap
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 PAGE_BYTES = 4096
 NUMBERS = 8
@@ -118,6 +119,14 @@ class SharedHeartbeat(Heartbeat):
     def _write(self, start: int, text: str, end: int) -> None:
         content = text.encode()[: end - start - 1]
         self._page[start:end] = content.ljust(end - start, b"\0")
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the state on; empty where the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 class Reader:

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launchers.watch.heartbeat import STACK_SIGNAL, Position, Reader
+from launchers.watch.heartbeat import STACK_SIGNAL, Position, Reader, stat_fields
 from launchers.watch.judgement import PREFIX, Pace, Seen, gone_report, left_report, main_thread, stall_report
 from launchers.watch.peers import GONE, Message, Peers
 
@@ -45,15 +45,8 @@ class _Rank:
         self.reader = Reader(page)
         self.pace = Pace(self.reader.position(), time.monotonic())
 
-    def state(self) -> list[str]:
-        """The fields of /proc/<pid>/stat from the state on; empty where the process is gone."""
-        try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return []
-
     def is_stopped(self) -> bool:
-        return self.state()[:1] == ["T"]
+        return stat_fields(self.pid)[:1] == ["T"]
 
     def can_write_stack(self) -> bool:
         with suppress(OSError):
@@ -62,7 +55,7 @@ class _Rank:
         return False
 
     def status(self) -> int | None:
-        fields = self.state()
+        fields = stat_fields(self.pid)
         return int(fields[-1]) if fields[:1] == ["Z"] else None
 
     def send(self, number: signal.Signals) -> None:
@@ -104,9 +97,7 @@ class Watcher:
 
     def _period_s(self) -> float:
         timeouts = [rank.reader.position().stall_timeout_s for rank in self._ranks.values()]
-        shortest_s = min(
-            (timeout_s for timeout_s in timeouts if timeout_s > 0), default=LOOK_S * LOOKS_A_TIMEOUT
-        )
+        shortest_s = min(filter(None, timeouts), default=LOOK_S * LOOKS_A_TIMEOUT)
         return max(SHORTEST_LOOK_S, min(LOOK_S, shortest_s / LOOKS_A_TIMEOUT))
 
     def _ended(self, wait_s: float) -> list[_Rank]:

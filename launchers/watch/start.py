@@ -15,6 +15,7 @@ from pathlib import Path
 
 from launchers.processes import say_line
 from launchers.rank_info import RankError, RankInfo
+from launchers.watch.heartbeat import stat_fields
 from launchers.watch.peers import TOKEN_VARIABLE, Meeting
 
 END_S = 5.0
@@ -47,8 +48,7 @@ def start_watcher(
                 page = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY)
                 opened.callback(os.close, page)
             except OSError as error:
-                reason = f"rank {rank} (pid {pid}) is not watched: {error.strerror}"
-                say_line(reason)
+                say_line(f"rank {rank} (pid {pid}) is not watched: {error.strerror}")
                 continue
             descriptors += [handle, page]
             watched.append([rank, pid, handle, page])
@@ -110,13 +110,13 @@ class Present:
         parent = os.getppid()
         for path in Path("/proc").glob("[0-9]*"):
             pid = int(path.name)
-            if _state(pid)[1:2] == [str(parent)] and (rank := self._rank_of(pid)) is not None:
+            if stat_fields(pid)[1:2] == [str(parent)] and (rank := self._rank_of(pid)) is not None:
                 self.pids[rank] = pid
 
     def trouble(self, now_s: float, stall_timeout_s: float) -> tuple[int, str] | None:
         """A rank of this host for which the others wait in vain, and how it is; it is ended."""
         for rank, pid in self.pids.items():
-            state = _state(pid)[:1]
+            state = stat_fields(pid)[:1]
             if state in ([], ["Z"], ["X"]):
                 return rank, "left first"
             if state != ["T"]:
@@ -143,10 +143,3 @@ class Present:
         except (OSError, RankError):
             return None
         return place.rank if place.table == self.info.table and place.rank in self.local else None
-
-
-def _state(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []

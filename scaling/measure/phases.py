@@ -20,8 +20,6 @@ from scaling.aggregators.base import PhaseMarker, unmarked
 from scaling.measure.budget import PHASES
 from scaling.measure.clock import Clock, GraphClock
 
-__all__ = ["PHASES", "UNMARKED", "Lane", "Marks", "PhaseRecorder", "StepSample"]
-
 Lane = Literal["main", "comm", "copy", "hook"]
 
 COMPUTED = ("forward", "backward")

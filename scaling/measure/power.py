@@ -4,23 +4,14 @@ A reading is taken before the measured window and one after it, never inside: ea
 host from microseconds to 2 ms. `summary` makes of both what a rank's run.json holds under the key "gpu" and
 what the report reads. All its keys are always there; a value that is not known is None:
 
-| key | what |
-|---|---|
-| window_s | seconds between the readings, on the host's clock |
-| energy_j | joules that the whole GPU took in between; None for a window of less than 0.5 s |
-| energy_per_sample_j | the same divided by the samples that this rank trained on in the window |
-| mean_power_w | energy_j / window_s |
-| power_after_w | as the driver gives it at the later reading; known for short windows too |
-| power_limit_w | the power cap in force at the later reading |
-| sm_clock_before_hz, sm_clock_after_hz | of the processors; the GPU may have been idle before |
-| sm_clock_max_hz | the most that this GPU can |
-| memory_clock_before_hz, memory_clock_after_hz | of its memory |
-| temperature_before_c, temperature_after_c | degrees Celsius |
-| throttle_reasons | list of names (`THROTTLE_REASONS`) in force at either reading; [] is none |
-| throttled_s | name (`THROTTLE_POLICIES`) -> seconds within the window that it held the clocks down |
-| memory_used_bytes | of the whole GPU, all processes, at the later reading |
-| other_processes | processes other than the study's that compute on this GPU; the larger of both readings |
-| other_processes_memory_bytes | theirs, the larger of both readings |
+- `energy_j`: joules that the whole GPU took in between; None for a window of less than 0.5 s; `mean_power_w`
+  is that over the window, `energy_per_sample_j` over the samples that this rank trained on in it.
+- `power_after_w`: as the driver gives it; known for short windows too; `power_limit_w`: the cap in force;
+  `memory_used_bytes`: of all processes; all of them at the later reading.
+- `throttle_reasons`: names (`THROTTLE_REASONS`) in force at either reading; [] is none; `throttled_s`: name
+  (`THROTTLE_POLICIES`) -> seconds within the window that it held the clocks down.
+- `other_processes`: that compute on this GPU and are not the study's, and their memory; the larger of both
+  readings.
 
 The counter of energy moves in steps, of 0.1 s on an H200, so `energy_j` may be off by the energy of one: by
 20% in half a second, by 1% in ten. It is that of the board: of several ranks on one GPU each sees all of it.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from scaling.errors import LaunchError
 from scaling.process_group.base import Group, Message
@@ -20,11 +21,20 @@ def _of_outer(name: str) -> Any:
 class DelegatedGroup(Group):
     """The same ranks as `outer`, and its meter; what a subclass does not carry itself goes by `outer`."""
 
+    library: ClassVar[str]
+
     def __init__(self, outer: Group) -> None:
         super().__init__(outer.rank, outer.world_size)
         self.meter = outer.meter
         self.through_host = outer.through_host
         self._outer = outer
+
+    @classmethod
+    def of(cls, group: Group) -> Self:
+        """The same ranks over the library. Collective at first use. LaunchError: the launch lacks it."""
+        delegated = group.over(cls.library)
+        assert isinstance(delegated, cls), "the launch offers it under this name"
+        return delegated
 
     _exchange = _of_outer("_exchange")
     _all_reduce = _of_outer("_all_reduce")
@@ -54,16 +64,11 @@ class MpiGroup(DelegatedGroup):
     """All-reduce, broadcast and messages of host tensors by mpi4py's buffer calls. `communicator`: mpi4py's,
     of these ranks in this order; the group's own from now on."""
 
+    library = "mpi"
+
     def __init__(self, outer: Group, communicator: Any) -> None:
         super().__init__(outer)
         self._communicator = communicator
-
-    @classmethod
-    def of(cls, group: Group) -> MpiGroup:
-        """MPI's side of a group. Collective at first use. LaunchError: the launch was not started by MPI."""
-        delegated = group.over("mpi")
-        assert isinstance(delegated, MpiGroup), "the launch offers MPI under this name"
-        return delegated
 
     def require_summed(self, dtype: torch.dtype) -> None:
         """Raises LaunchError for a type that MPI cannot add."""
@@ -121,18 +126,13 @@ class HorovodGroup(DelegatedGroup):
     """Means over the ranks by `hvd.allreduce`, and the optimizer that takes them by itself. `hvd`: the module
     horovod.torch, started; `description`: how Horovod's ranks are connected."""
 
+    library = "horovod"
+
     def __init__(self, outer: Group, hvd: Any, description: str) -> None:
         super().__init__(outer)
         self._hvd = hvd
         self.description = description
         self._num_named = 0
-
-    @classmethod
-    def of(cls, group: Group) -> HorovodGroup:
-        """Horovod's side of a group. Collective at first use. LaunchError: it is missing, or cannot start."""
-        delegated = group.over("horovod")
-        assert isinstance(delegated, HorovodGroup), "the launch offers Horovod under this name"
-        return delegated
 
     def require_carried(self, dtype: torch.dtype, device: torch.device) -> None:
         """Raises LaunchError for what this Horovod cannot average."""

@@ -22,11 +22,8 @@ FIRST_TURN_S = 1800.0
 
 
 class _World:
-    """What the ranks of one in-process world share.
-
-    One rank computes at a time, and where it waits for others hands over to one that can go on: threads that
-    fight for the interpreter's lock take ten times as long.
-    """
+    """What the ranks of one in-process world share. One rank computes at a time, and where it waits hands
+    over to one that can go on: threads that fight for the interpreter's lock take ten times as long."""
 
     def __init__(self, world_size: int, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -173,10 +170,7 @@ class InProcessGroup(Group):
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for other in tensors[1:]:
-        total.add_(other)
-    return total
+    return sum(tensors[1:], tensors[0])
 
 
 class _ThreadsMemory(PeerMemory):
@@ -193,10 +187,8 @@ class _ThreadsMemory(PeerMemory):
 
 
 def run_in_process(world_size: int, work: Callable[[InProcessGroup], T], timeout_s: float = 60.0) -> list[T]:
-    """Runs `work` once a rank, each in a thread with its own group; returns the results in rank order.
-
-    The first failing rank's own exception is raised; the others are released.
-    """
+    """Runs `work` once a rank, each in a thread with its own group; returns the results in rank order. The
+    first failing rank's own exception is raised; the others are released."""
     world = _World(world_size, timeout_s)
     results: list[Any] = [None] * world_size
     failures: list[BaseException] = []

@@ -1,14 +1,12 @@
 """Batch normalisation with the mean and variance of the global batch, so that it learns as one worker would.
 
-1. forward: every rank computes, for each channel, count, sum and sum of squares of its share; one all-reduce
-   adds them up (in float64, so that the variance does not cancel out); everybody normalises with the result.
-2. backward: the gradient passes through mean and variance, which all ranks have a part in: two sums a channel
-   are added up by one all-reduce. The gradients of weight and bias stay local sums, which the aggregator
-   brings together with all others.
+1. forward: one all-reduce adds up each channel's count, sum and sum of squares (in float64, so that the
+   variance does not cancel out); everybody normalises with the result.
+2. backward: the gradient passes through mean and variance: two sums a channel are added up by one all-reduce.
+   The gradients of weight and bias stay local sums, which the aggregator brings together with all others.
 
-2 C + 1 float64 values a layer forward and 2 C backward, C channels, besides the gradients. On CUDA it is
-torch's own SyncBatchNorm, which knows no CPU; this one stands in for it there, between threads, and between
-workers that share a GPU.
+On CUDA it is torch's own SyncBatchNorm, which knows no CPU; this one stands in for it there, between threads,
+and between workers that share a GPU.
 
 Reference: S. Ioffe, C. Szegedy, "Batch normalization: accelerating deep network training by reducing internal
 covariate shift", arXiv 1502.03167; torch/nn/modules/_functions.py, class SyncBatchNorm.
@@ -135,10 +133,7 @@ class _Normalize(torch.autograd.Function):
 
 def _sum_over_ranks(values: Tensor, group: Group) -> None:
     """In place; in host memory apart from the gradients', which another thread may send meanwhile."""
-    if values.is_cuda:
-        group.all_reduce(values)
-    else:
-        group.all_reduce_host(values)
+    (group.all_reduce if values.is_cuda else group.all_reduce_host)(values)
 
 
 def _along(channels: Tensor, like: Tensor) -> Tensor:

@@ -1,12 +1,10 @@
 """A step that pushes and pulls each tensor as soon as its gradient is there, as a key-value store does.
 
-1. Each parameter is a bucket of its own, in buffers of its own, as in the eager step.
-2. When the backward pass has its gradient, its exchange and its update begin: in the order of the gradients,
-   one after the other, on a stream of their own. Where the processor sums or there is no GPU, a thread runs
-   them, which waits for the gradient and for the other ranks; the backward pass goes on meanwhile.
-3. The step ends when all are done. Where the whole mean is to be clipped, the updates come then.
-
-The same sums and updates as in the eager step: only their time is another.
+Each parameter is a bucket of its own, as in the eager step. When the backward pass has its gradient, its
+exchange and its update begin, one after the other, on a stream of their own. Where the processor sums or
+there is no GPU, a thread runs them; the backward pass goes on meanwhile. The step ends when all are done.
+Where the whole mean is to be clipped, the updates come then. The sums and updates are those of the eager
+step.
 
 Reference: apache/mxnet, python/mxnet/model.py (`_update_params_on_kvstore`: push and pull of each parameter)
 and src/engine (operations begin when what they read is there).

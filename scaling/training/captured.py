@@ -1,12 +1,11 @@
 """The whole training step as one CUDA graph: the same kernels, launched at once.
 
-Small networks are bound by the time that Python takes to launch kernels; a graph is launched in microseconds.
-Forward, backward, exchange and update run on static buffers into which each batch is copied. The learning
-rate is a tensor on the device, since a number would be frozen into the graph.
+Small networks are bound by the time that Python takes to launch kernels. Forward, backward, exchange and
+update run on static buffers into which each batch is copied; the learning rate is a tensor on the device,
+since a number would be frozen into the graph.
 
-Capturing needs a few steps of warm-up, in which libraries and the optimizer set themselves up. They change
-the model: parameters, momentum, statistics of batch normalisation, the aggregator's residuals and the random
-state are put back afterwards, so that training begins where an eager one would.
+What a few steps of warm-up change (parameters, momentum, statistics of batch normalisation, residuals, the
+random state) is put back, so that training begins where an eager one would.
 
 Reference: the CUDA graphs section of torch's documentation (notes/cuda.html).
 """
@@ -30,15 +29,15 @@ WARMUP_STEPS = 3
 
 class CapturedStep(TrainingStep):
     """A graph of `step`: on CUDA, of an aggregator that can be captured, made with `capturable`. A
-    `LayeredStep` brings gradients together under its backward pass. What goes into exchanges is recorded by
-    `uncaptured` alone."""
+    `LayeredStep` brings gradients together under its backward pass. `uncaptured` works on the same
+    tensors; it alone records what goes into exchanges."""
 
     settle_profiled = True
 
     def __init__(self, step: EagerStep | LayeredStep, inputs: Tensor, targets: Tensor, group: Group) -> None:
         if not inputs.is_cuda:
             raise LaunchError(f"step: captured needs CUDA, the ranks compute on {inputs.device.type}")
-        self._step, self._group = step, group
+        self.uncaptured, self._group = step, group
         self.replica, self.treatment, self._parts = step.replica, step.treatment, step._parts
         self._inputs, self._targets = inputs.clone(), targets.clone()
         meter = group.meter
@@ -64,25 +63,20 @@ class CapturedStep(TrainingStep):
         self._group.barrier()
         graph = torch.cuda.CUDAGraph()
         with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            loss = self._step(self._inputs, self._targets, marks)
+            loss = self.uncaptured(self._inputs, self._targets, marks)
         torch.cuda.synchronize()
         self._group.barrier()
         return graph, loss
 
     @property
-    def uncaptured(self) -> EagerStep | LayeredStep:
-        """The step that was captured, which works on the same tensors."""
-        return self._step
-
-    @property
     def notes(self) -> list[str]:
-        return self._step.notes
+        return self.uncaptured.notes
 
     def state_dict(self) -> dict[str, Any]:
-        return self._step.state_dict()
+        return self.uncaptured.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._step.load_state_dict(state)
+        self.uncaptured.load_state_dict(state)
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
         """Captures the step a second time, with events between its phases; the first graph is given up."""

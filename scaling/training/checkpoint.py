@@ -110,8 +110,7 @@ class Checkpoint:
     def to_bytes(self, target: Target) -> bytes:
         buffer = io.BytesIO()
         contents = {name: getattr(self, name) for name in CONTENT}
-        made_for = {"made_for": {**asdict(target), "shapes": dict(target.shapes)}}
-        torch.save({**made_for, "progress": asdict(self.progress), **contents}, buffer)
+        torch.save({"made_for": asdict(target), "progress": asdict(self.progress), **contents}, buffer)
         content = buffer.getvalue()
         return MAGIC + hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() + content
 

@@ -4,16 +4,14 @@ Parameters, their gradients and the optimizer's state are float32 in every preci
 bf16 and fp16 torch.autocast computes matrix products and convolutions in 16 bits, and what needs the range,
 such as the loss, in 32.
 
-A batch is computed in `accumulate` micro-batches, one after the other, whose gradients add up. They are
-exchanged once, under or after the last one's backward pass.
+The gradients of a batch's `accumulate` micro-batches add up, and are exchanged once, under or after the last
+one's backward pass. With checkpointing a layer keeps its input alone, and is computed again in the backward
+pass.
 
-Checkpointing: a layer keeps its input alone, and is computed again in the backward pass.
-
-Channels last: in convolutional networks the channels of a pixel are side by side. The module's input, [N, C,
-H, W], is copied into that order in every forward pass; convolutions, normalisations and pointwise operations
-hand that order on, and so do their gradients. Parameters and gradients stay views of flat buffers, in the
-usual order: a convolution reorders its weight itself, in every pass, which is small compared with the
-activations.
+Channels last: the module's input, [N, C, H, W], is copied into that order in every forward pass;
+convolutions, normalisations and pointwise operations hand that order on, and so do their gradients.
+Parameters and gradients stay views of flat buffers, in the usual order: a convolution reorders its weight
+itself, in every pass, which is small compared with the activations.
 
 References: P. Micikevicius et al., "Mixed precision training", arXiv 1710.03740; torch's documentation of
 torch.amp; T. Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174;

@@ -7,10 +7,8 @@
 - `loader`: torch's DataLoader with worker processes over single samples, as most training scripts have it, in
   page-locked memory on CUDA, copied at the step's start.
 
-"Ready" batches were gathered before the first step: `pinned` and `pageable` cost the transfer alone, `loader`
-the whole input pipeline.
-
-Of every placement a batch may be augmented once it is on the device, as a training does it.
+"Ready" batches were gathered before the first step: their cost is the transfer alone, `loader`'s the whole
+input pipeline. Of every placement a batch may be augmented once it is on the device.
 """
 
 from __future__ import annotations

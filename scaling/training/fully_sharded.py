@@ -107,15 +107,11 @@ class ShardedReplica(Replica):
         """This rank's gradients of a batch, a multiple of the micro-batches, by whole parameters."""
         leaves = [parameter.clone().requires_grad_() for parameter in parameters]
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        tensors = {**dict(zip(self.layout.names, leaves, strict=True)), **buffers}
-        others = {
-            name: parameter
-            for name, parameter in self.module.named_parameters()
-            if not parameter.requires_grad and name not in tensors
-        }
+        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
+        tensors = {**dict(zip(self.layout.names, leaves, strict=True)), **buffers, **frozen}
         count = self.compute.accumulate
         for micro_inputs, micro_targets in zip(inputs.chunk(count), targets.chunk(count), strict=True):
-            call = partial(torch.func.functional_call, self._unsharded, {**tensors, **others})
+            call = partial(torch.func.functional_call, self._unsharded, tensors)
             (self.forward(micro_inputs, micro_targets, call) / count).backward()  # type: ignore[no-untyped-call]
         return [parameter.grad for parameter in leaves]
 
@@ -224,10 +220,8 @@ class FullyShardedStep(TrainingStep):
 
 
 def _mesh(group: TorchGroup, device: str, shard_ranks: int | None) -> DeviceMesh:
-    """Of all ranks, or of replicas by shards. Collective.
-
-    torch keeps meshes that are equal; the name tells a group that was made anew after a failure.
-    """
+    """Of all ranks, or of replicas by shards. Collective. torch keeps meshes that are equal; the name tells a
+    group that was made anew after a failure."""
     n, name = group.world_size, f"shards of {group.data.group_name}"
     num_shards = n if shard_ranks is None else math.gcd(shard_ranks, n)
     if num_shards == n:
@@ -243,11 +237,8 @@ def _mesh(group: TorchGroup, device: str, shard_ranks: int | None) -> DeviceMesh
 
 @contextmanager
 def _kept_in_groups(mesh: DeviceMesh) -> Iterator[None]:
-    """Modules that are sharded here are kept by the shards of that mesh between the passes.
-
-    Given a number of ranks, torch makes such a mesh for each module, of groups with the backend of the
-    default group, which is Gloo here.
-    """
+    """Modules that are sharded here are kept by the shards of that mesh between the passes. Given a number of
+    ranks, torch would make groups with the backend of the default group, which is Gloo here."""
     info = HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
     with patch.object(_fully_shard, "_get_post_forward_mesh_info", return_value=info):
         yield

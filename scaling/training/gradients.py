@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import PhaseMarker, unmarked
-from scaling.training.compute import Compute
+from scaling.training.compute import AUTOCAST, Compute
 
 INITIAL_SCALE = 2.0**16
 GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL = 2.0, 0.5, 2000
 NORM_EPSILON = 1e-6
 """Added to the norm, as torch.nn.utils.clip_grad_norm_ does."""
 
-WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+WIRES = AUTOCAST
 """Precision on the wire -> dtype of the message; else it is the gradient's own."""
 
 ClippedGradient = Literal["mean", "local"]

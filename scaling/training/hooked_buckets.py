@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 
 class HookedBuckets:
     """The buckets that a hook has seen, each with its aggregator's state; `wire` is the dtype of the
-    messages.
-
-    On GPUs the exchange of a bucket is a CUDA graph where the aggregator can be captured (`bucket_graphs`)
-    and `captures` is not False.
-    """
+    messages. On GPUs the exchange of a bucket is a CUDA graph where the aggregator can be captured and
+    `captures` is not False."""
 
     captures = True
 
@@ -44,10 +41,8 @@ class HookedBuckets:
         wire: torch.dtype | None = None,
     ) -> None:
         self._aggregator, self._group, self._device, self._wire = aggregator, group, device, wire
-        self._named = {
-            id(p): (name, shape)
-            for p, name, shape in zip(parameters, layout.names, layout.shapes, strict=True)
-        }
+        named = zip(layout.names, layout.shapes, strict=True)
+        self._named = dict(zip(map(id, parameters), named, strict=True))
         self._layouts: dict[int, BucketLayout] = {}
         self._dtypes: dict[int, torch.dtype] = {}
         self._states: list[AggregatorState] = []
@@ -62,10 +57,8 @@ class HookedBuckets:
 
     @property
     def num_bytes(self) -> list[int]:
-        return [
-            layout.num_elements * self._dtypes[index].itemsize
-            for index, layout in sorted(self._layouts.items())
-        ]
+        layouts = sorted(self._layouts.items())
+        return [layout.num_elements * self._dtypes[index].itemsize for index, layout in layouts]
 
     @property
     def notes(self) -> list[str]:
@@ -73,14 +66,9 @@ class HookedBuckets:
         if not self._layouts:
             return []
         sizes = [size / 2**20 for size in self.num_bytes]
-        largest = f"{max(sizes):.3g} MiB"
-        shown = (
-            f"{len(sizes)} buckets of {min(sizes):.3g} to {largest}"
-            if len(sizes) > 1
-            else f"1 bucket of {largest}"
-        )
+        of = f"{len(sizes)} buckets of {min(sizes):.3g} to" if len(sizes) > 1 else "1 bucket of"
         notes = dict.fromkeys(note for state in self._states for note in state.notes)
-        return [shown, *notes, *self._uncaptured]
+        return [f"{of} {max(sizes):.3g} MiB", *notes, *self._uncaptured]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         return save_buckets(self._states)
@@ -183,18 +171,14 @@ class HookedBuckets:
 
 
 class _SideStream:
-    """Runs work in order, concurrently with the computation: on a stream, or in a thread of its own.
-
-    DDP passes on no error of a future. So a failure is kept for the caller, and nothing is run after it: the
-    other ranks still wait for the work that failed.
-    """
+    """Runs work in order, concurrently with the computation: on a stream, or in a thread of its own. DDP
+    passes on no error of a future: a failure is kept for the caller, and nothing is run after it, since the
+    other ranks still wait for the work that failed."""
 
     def __init__(self, device: torch.device) -> None:
         self._failure: BaseException | None = None
-        self._thread: ThreadPoolExecutor | None = None
         self._stream = side_stream(device)
-        if self._stream is None:
-            self._thread = ThreadPoolExecutor(1, "exchange")
+        self._thread = ThreadPoolExecutor(1, "exchange") if self._stream is None else None
 
     def run(self, work: Callable[[], Tensor], instead: Tensor) -> torch.futures.Future[Tensor]:
         if self._stream is not None:
@@ -230,11 +214,9 @@ def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class LibraryHookBuckets(HookedBuckets):
-    """On a GPU the hook is called as DDP would call it.
-
-    On a CPU buckets take their turn in a thread: torch's hook answers Gloo's threads by further exchanges, so
-    that several buckets under way would meet those of other ranks in another order.
-    """
+    """On a GPU the hook is called as DDP would call it; on a CPU buckets take their turn in a thread: torch's
+    hook answers Gloo's threads by further exchanges, so that several under way would meet other ranks' in
+    another order."""
 
     _hook: Any
 

@@ -1,15 +1,13 @@
 """Local updates: every rank takes steps of its own, and the ranks' models are brought together every H steps.
 
-1. H - 1 steps without any exchange, by the optimizer of the study on each rank's own gradient; the replicas
-   drift apart.
-2. At the end of the H-th step the aggregator makes the mean of what the ranks have moved by, the outer
-   gradient, and leaves it at its update site.
-3. There the outer update (`scaling.training.outer_updates`) is taken, on a copy of the model as it was at the
-   block's start; every replica becomes that copy, bit for bit.
+Behind H steps without any exchange, by the optimizer of the study on each rank's own gradient, the aggregator
+makes the mean of what the ranks have moved by, the outer gradient, and leaves it at its update site. There
+the outer update (`scaling.training.outer_updates`) is taken, on a copy of the model as it was at the block's
+start; every replica becomes that copy, bit for bit.
 
 A step sends an H-th of what an exchange sends; the copy and the outer gradient take as much memory as the
-model twice. With H = 1, `average` and SGD a block is today's step, within rounding: what the ranks move by,
-with momentum too, is linear in their gradients. Statistics of batch normalisation stay each rank's own.
+model twice. With H = 1, `average` and SGD a block is the plain step, within rounding. Statistics of batch
+normalisation stay each rank's own.
 """
 
 from __future__ import annotations
@@ -136,9 +134,7 @@ def end_block(step: TrainingStep) -> None:
 
 class OneBlock(LocalStep):
     """A whole block as one step, for the checks of exchanges and updates: a few local steps, then its end.
-
-    Between two blocks `step` and this one are the same but for how they are called.
-    """
+    Between two blocks it and `step` share all that they hold."""
 
     def __init__(self, step: LocalStep) -> None:
         self.__dict__ = step.__dict__

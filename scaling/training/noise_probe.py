@@ -9,11 +9,10 @@ gradient, and the noise of single samples. So squared norms at two batch sizes g
 - one rank: those of equal parts of its batch, computed once more part by part; `accumulate` parts, or two.
 - local updates: each rank's own at the start of a block, where models are equal, computed once more.
 
-Every STRIDE-th step is looked at, the first one after half a stride, rarely where that takes a pass or an
-exchange of its own: the norms cost less than 1% of a training of many strides, and at most twice that of a
-shorter one (benchmarks/noise_scale_cost.py). A captured step is taken without its graph then, a compiled
-model without its compiled code: parts of a batch are shapes that it would be compiled for again. Nothing
-that a step makes is changed, and what is sent for it is not metered.
+Every STRIDE-th step is looked at, the first one after half a stride: the norms cost less than 1% of a
+training of many strides, and at most twice that of a shorter one (benchmarks/noise_scale_cost.py). A captured
+step is taken without its graph then, a compiled model without its compiled code. Nothing that a step makes is
+changed, and what is sent for it is not metered.
 
 Reference: S. McCandlish, J. Kaplan, D. Amodei, OpenAI Dota Team, "An empirical model of large-batch
 training", arXiv 1812.06162, appendix A.
@@ -24,6 +23,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import compress
 from typing import Any, Literal
 
 import torch
@@ -171,8 +171,7 @@ class NoiseProbe:
                 self._group.all_reduce(small)
             small /= self._group.world_size
             finite = (small.isfinite() & big.isfinite()).tolist()
-            numbered = zip(steps, small.tolist(), big.tolist(), finite, strict=True)
-            rows = [(number, one, other) for number, one, other, is_finite in numbered if is_finite]
+            rows = list(compress(zip(steps, small.tolist(), big.tolist(), strict=True), finite))
         self._steps, self._squares = [], []
         names = ("steps", "small", "big")
         return {**seen, **{name: [row[place] for row in rows] for place, name in enumerate(names)}}

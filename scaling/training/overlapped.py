@@ -1,25 +1,22 @@
 """The overlapped step: gradients are exchanged bucket by bucket while the backward pass still runs.
 
-torch's DistributedDataParallel fills buckets of `bucket_mb` MiB (the first one of `first_bucket_mb`, where
-that is given) in the order in which gradients become ready, and hands each on at once. Every aggregator runs
-as its communication hook, on a stream of its own (on a CPU: in a thread of its own), on a GPU as a CUDA
-graph where it can be captured, except that
+torch's DistributedDataParallel fills buckets of `bucket_mb` MiB in the order in which gradients become ready,
+and hands each on at once. Every aggregator runs as its communication hook, on a stream of its own (on a CPU:
+in a thread of its own), on a GPU as a CUDA graph where it can be captured, except that
 
 - `all_reduce` is what users run: DDP's own path, without a hook;
 - `no_op` takes the path of the arm that it controls, and exchanges nothing: DDP's own path in a group of this
   rank alone, or a hook that returns the bucket;
 - `power_sgd_hook` is torch's own hook, called as DDP would call it;
 - `none` is not wrapped at all;
-- `horovod_optimizer` wraps the optimizer instead of the model: Horovod packs gradients in its own way, and
-  what it has not hidden under the backward pass is `communicate`.
+- `horovod_optimizer` wraps the optimizer instead of the model: what it has not hidden under the backward pass
+  is `communicate`.
 
 DDP's own path shows nothing of its exchange. Its profiled iterations therefore run the same all-reduce as a
-hook. So do all steps of workers that share a GPU, whose messages the group carries through host memory.
+hook, and so do all steps of workers that share a GPU, whose messages the group carries through host memory.
 
-Statistics of batch normalisation stay each rank's own, as in the other steps.
-
-Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
-arXiv 2006.15704; torch's documentation of DDP communication hooks.
+Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv
+2006.15704; torch's documentation of DDP communication hooks.
 """
 
 from __future__ import annotations
@@ -250,10 +247,8 @@ class OverlappedStep(TrainingStep):
         return self._ddp.no_sync()
 
     def _unexchanged(self, inputs: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
-        """This rank's gradients of a batch. An optimizer that exchanges hears of each backward pass.
-
-        Compiled code rounds elsewhere than the module's own: it is what a compiled step is compared with.
-        """
+        """This rank's gradients of a batch. An optimizer that exchanges hears of each backward pass. A
+        compiled step is compared with compiled code, which rounds elsewhere."""
         scaled = self.treatment.scaled
         if self._path == "optimizer":
             loss = scaled(self.replica.forward(inputs, targets, self._forward))

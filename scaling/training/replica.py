@@ -204,8 +204,8 @@ def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
     """Which of "loss", "gradients", "parameters" are not finite on this rank; waits for the device. A
     gradient that the replica no longer has counts as finite."""
     gradients = [parameter.grad for parameter in replica.trainable if parameter.grad is not None]
-    losses: list[Tensor] = [] if loss is None else [loss]
-    values = {"loss": losses, "gradients": gradients, "parameters": replica.trainable}
+    losses = [] if loss is None else [loss]
+    values: dict[str, list[Any]] = {"loss": losses, "gradients": gradients, "parameters": replica.trainable}
     return [name for name, of in values.items() if not all(bool(tensor.isfinite().all()) for tensor in of)]
 
 

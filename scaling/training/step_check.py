@@ -1,13 +1,11 @@
 """Checks a run's own steps: what its aggregator delivers, what the update makes of it, and the replicas.
 
-The state of the step is saved, and the optimizer's begins at zero. Some steps are taken whose exchanges are
-recorded. Each exchange is compared with the gradients that went into it, and after the last step the replicas
-with each other (`scaling.training.exchange_check`); each update is compared with the optimizer's in float64
-of what was delivered (`scaling.training.update_check`). Of a captured step it is the step that was captured,
-run without its graph; then a replay of the graph is compared with such a step. The state is put back, and the
-random state too: the run goes on as if nothing had been.
-
-All of it is outside what is measured. Control arms, which exchange nothing, are exempt.
+From a saved state, with the optimizer's at zero, some steps are taken whose exchanges are recorded. Each is
+compared with the gradients that went into it, and after the last step the replicas with each other
+(`scaling.training.exchange_check`); each update with the optimizer's in float64 of what was delivered
+(`scaling.training.update_check`). A captured step is run without its graph; then a replay of the graph is
+compared with such a step. All states are put back: the run goes on as if nothing had been. All of it is
+outside what is measured. Control arms, which exchange nothing, are exempt.
 """
 
 from __future__ import annotations
@@ -146,9 +144,7 @@ class StepCheck:
     @contextmanager
     def _restored(self) -> Iterator[dict[str, Any]]:
         """Puts the state of the step back afterwards; inside, the optimizer's is zero. Gives that state.
-
-        After a failure nothing is put back: other ranks may wait elsewhere, and the run is over.
-        """
+        After a failure nothing is put back: other ranks may wait elsewhere, and the run is over."""
         module, saved = self._step.replica.module, self._step.state_dict()
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         begin = {**saved, "update": _zeros(saved["update"])}

@@ -44,47 +44,40 @@ class OwnedUpdate:
         self._spans, self._names = spans, settings.state_names
         self._stepped = [torch.nn.Parameter(flat[start:stop]) for start, stop in spans]
         self._places = dict(zip((f"{start}:{stop}" for start, stop in spans), self._stepped, strict=True))
-        self._optimizer: torch.optim.Optimizer | None = None
-        if spans:
-            self._optimizer = settings.optimizer(self._stepped, **how)
+        # A rank that owns nothing has an optimizer of nothing, which takes no step.
+        self._optimizer = settings.optimizer(self._stepped or [torch.nn.Parameter(flat[:0])], **how)
 
     def set_learning_rate(self, rate: float) -> None:
-        if self._optimizer is not None:
-            set_learning_rate(self._optimizer, rate)
+        set_learning_rate(self._optimizer, rate)
 
     def skip_where(self, found_inf: Tensor) -> None:
-        if self._optimizer is not None:
-            skip_where(self._optimizer, found_inf)
+        skip_where(self._optimizer, found_inf)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: values.clone() for name, values in self._state().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Takes it over, in place; the replica has its parameters already. Collective."""
-        if self._optimizer is not None:
-            load_state(self._optimizer, self._places, state, self._names)
+        load_state(self._optimizer, self._places, state, self._names)
 
     @property
     def state_bytes(self) -> int:
         return sum(values.nbytes for values in self._state().values())
 
     def _state(self) -> dict[str, Tensor]:
-        if self._optimizer is None:
-            return {}
         return state_tensors(self._optimizer, self._places, self._names)
 
     def parts(self, mean: Tensor | None) -> list[Tensor]:
-        if self._optimizer is None:
+        if not self._stepped:
             return []
         assert mean is not None, "a rank that owns parameters gets their mean gradient"
         return [mean[start:stop] for start, stop in self._spans]
 
     def step(self, mean: Tensor | None) -> None:
-        if self._optimizer is not None:
+        if self._stepped:
             self.step_parts(self.parts(mean))
 
     def step_parts(self, parts: Sequence[Tensor]) -> None:
-        assert self._optimizer is not None, "a rank that owns nothing takes no step"
         for parameter, part in zip(self._stepped, parts, strict=True):
             parameter.grad = part
         self._optimizer.step()

@@ -136,11 +136,9 @@ def parse_batch(content: bytes) -> tuple[npt.NDArray[np.uint8], list[int]]:
 @final
 @dataclass(frozen=True)
 class Cifar10(Dataset):
-    """Colour photographs of ten kinds of things, 32x32 pixels: 50,000 to train on, 10,000 to test on.
-
-    Of each pixel the training images' mean of its colour is taken away, and it is divided by their standard
-    deviation (`MEAN`, `STANDARD_DEVIATION`). As float32 that is 737 MB of memory on each rank.
-    """
+    """Colour photographs of ten kinds of things, 32x32 pixels: 50,000 to train on, 10,000 to test on. Of each
+    pixel the training images' mean of its colour is taken away, and it is divided by their standard deviation
+    (`MEAN`, `STANDARD_DEVIATION`). As float32 that is 737 MB of memory on each rank."""
 
     name = "cifar10"
     num_train = 50_000

@@ -13,13 +13,9 @@ KERNEL, WINDOW, STRIDE = 5, 3, 2
 
 
 def build_alexnet_r(shape: DataShape, ceil_pooling: bool = False) -> nn.Module:
-    """AlexNet-R: three convolutions of 5 x 5, each with pooling by 3 x 3 in steps of 2, and one linear layer.
-
-    conv 32, max pooling, ReLU; conv 32, ReLU, max pooling; conv 64, ReLU, average pooling; linear. No local
-    response normalisation, no dropout; weights are torch's default. 85,098 parameters for CIFAR-10; with
-    `ceil_pooling`, where a window that juts out over the edge counts, as in Caffe (4 x 4 are left of 32 x 32,
-    not 3 x 3), 89,578.
-    """
+    """AlexNet-R: 85,098 parameters for CIFAR-10; with `ceil_pooling`, where a window that juts out over the
+    edge counts, as in Caffe (4 x 4 are left of 32 x 32, not 3 x 3), 89,578. No local response normalisation,
+    no dropout; weights are torch's default."""
 
     def conv(inputs: int, outputs: int) -> nn.Module:
         return nn.Conv2d(inputs, outputs, KERNEL, padding=KERNEL // 2)
@@ -45,13 +41,8 @@ def _pooled_thrice(size: int, *, ceil_pooling: bool = False) -> int:
 
 
 def build_alexnet_s(shape: DataShape) -> nn.Module:
-    """AlexNet-S: five convolutions and three linear layers; 62,378,344 parameters for images of 224 x 224.
-
-    conv 96 of 11 x 11 in steps of 4 with a padding of 2, max pooling; conv 256 of 5 x 5, max pooling; conv
-    384, 384 and 256 of 3 x 3, max pooling; linear 4096, 4096 and num_classes. ReLU behind all but the last;
-    pooling by 3 x 3 in steps of 2. Convolutions have no groups; no local response normalisation, no dropout;
-    weights are torch's default. Images are 63 x 63 at least.
-    """
+    """AlexNet-S: 62,378,344 parameters for images of 224 x 224; they are 63 x 63 at least. Convolutions have
+    no groups; no local response normalisation, no dropout; weights are torch's default."""
     channels, *sizes = shape.input_shape
 
     def pooling() -> nn.Module:

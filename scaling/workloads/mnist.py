@@ -49,11 +49,8 @@ def parse_idx(content: bytes) -> npt.NDArray[np.uint8]:
 @final
 @dataclass(frozen=True)
 class Mnist(Dataset):
-    """Handwritten digits, 28x28 pixels: 60,000 to train on, 10,000 to test on.
-
-    Pixel values 0 to 255 are divided by 256, as dlbench does (S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking
-    state-of-the-art deep learning software tools", arXiv 1608.07249).
-    """
+    """Handwritten digits, 28x28 pixels: 60,000 to train on, 10,000 to test on. Pixel values 0 to 255 are
+    divided by 256, as dlbench does (arXiv 1608.07249)."""
 
     name = "mnist"
     num_train = 60_000

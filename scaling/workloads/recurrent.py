@@ -13,11 +13,8 @@ NUM_LAYERS = 2
 
 
 class LanguageModel(nn.Module):
-    """Embedding, LSTM layers of that width and a linear layer on every token's output.
-
-    torch's LSTM has two biases a gate, of which one would do: the second is zero and frozen, so that the
-    trainable parameters are those of an LSTM as it is written.
-    """
+    """Embedding, LSTM layers of that width and a linear layer on every token's output. Of torch's two biases
+    a gate one would do: the second is zero and frozen."""
 
     def __init__(self, vocabulary: int, width: int, num_layers: int) -> None:
         super().__init__()
@@ -37,10 +34,8 @@ class LanguageModel(nn.Module):
 
 
 def build_lstm(shape: DataShape) -> nn.Module:
-    """LSTM: an embedding of 256, two layers of 256 and one linear layer; 6,180,624 trainable parameters.
-
-    Weights are torch's default; the shape's classes are the vocabulary.
-    """
+    """LSTM: 6,180,624 trainable parameters; weights are torch's default; the shape's classes are the
+    vocabulary."""
     return LanguageModel(shape.num_classes, WIDTH, NUM_LAYERS)
 
 

@@ -27,10 +27,8 @@ def _conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 class ResidualBlock(nn.Module):
-    """conv, BN, ReLU, conv, BN, and the input added to it: no ReLU after the sum.
-
-    The stride is that of the first convolution and of the shortcut, which has no parameters: it leaves rows
-    and columns out, and zeros for the channels that the input lacks ("option A").
+    """No ReLU after the sum. The stride is that of the first convolution and of the shortcut, which has no
+    parameters: it leaves rows and columns out, and zeros for the channels that the input lacks ("option A").
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -52,12 +50,8 @@ class ResidualBlock(nn.Module):
 
 
 def build_resnet_56(shape: DataShape) -> nn.Module:
-    """ResNet-56: 3 x 3 convolutions, 16 channels and then three stages of nine blocks; 853,018 parameters.
-
-    Stages have 16, 32 and 64 channels, the second and third at half the size of the one before. The average
-    over the image and a linear layer follow. Convolutions are normal with the variance 2 / (9 output
-    channels), the linear layer's bias is 0.
-    """
+    """ResNet-56: 853,018 parameters. Convolutions are normal with the variance 2 / (9 output channels), the
+    linear layer's bias is 0."""
     first = _conv3x3(shape.input_shape[0], STAGES[0])
     layers: list[nn.Module] = [first, nn.BatchNorm2d(STAGES[0]), nn.ReLU()]
     channels = STAGES[0]
@@ -69,11 +63,8 @@ def build_resnet_56(shape: DataShape) -> nn.Module:
 
 
 class Bottleneck(nn.Module):
-    """conv 1 x 1, BN, ReLU, conv 3 x 3, BN, ReLU, conv 1 x 1, BN, the input added to it, ReLU.
-
-    The last convolution gives four times `width`. The stride is that of the 3 x 3 convolution and of the
-    shortcut, which is a convolution by 1 x 1 with BN where the shape changes ("option B").
-    """
+    """The last convolution gives four times `width`. The stride is that of the 3 x 3 convolution and of the
+    shortcut, which is a convolution by 1 x 1 with BN where the shape changes ("option B")."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -93,12 +84,8 @@ class Bottleneck(nn.Module):
 
 
 def build_resnet_50(shape: DataShape) -> nn.Module:
-    """ResNet-50: 7 x 7 convolution, max pooling and 16 bottlenecks; 25,557,032 parameters for 1,000 classes.
-
-    Four stages of 3, 4, 6 and 3 bottlenecks, 64, 128, 256 and 512 wide, each but the first at half the size
-    of the one before. The average over the image and a linear layer follow. Convolutions are normal with the
-    variance 2 / (kernel size output channels), the linear layer's bias is 0.
-    """
+    """ResNet-50: 25,557,032 parameters for 1,000 classes. Convolutions are normal with the variance 2 /
+    (kernel size output channels), the linear layer's bias is 0."""
     layers: list[nn.Module] = [
         nn.Conv2d(shape.input_shape[0], WIDTHS_50[0], 7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(WIDTHS_50[0]), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1),

@@ -54,9 +54,7 @@ class Attention(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[n, length, width] -> the same shape; each token sees those before it, and itself."""
-        parts = self.inputs(tokens).unflatten(
-            -1, (3, self.num_heads, -1)
-        )  # [n, length, 3, heads, width / heads]
+        parts = self.inputs(tokens).unflatten(-1, (3, self.num_heads, -1))
         queries, keys, values = parts.permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         result: Tensor = self.output(seen.transpose(1, 2).flatten(-2))
@@ -93,10 +91,7 @@ class Gpt(nn.Module):
             TransformerBlock(width, dimensions.num_heads) for _ in range(dimensions.num_layers)
         )
         self.norm = nn.LayerNorm(width)
-        self._draw_weights(dimensions.num_layers)
-
-    def _draw_weights(self, num_layers: int) -> None:
-        """Normal, and smaller where a block ends, since that many blocks add up."""
+        # Weights are normal, and smaller where a block ends, since that many blocks add up.
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=WEIGHT_SD)
@@ -106,7 +101,7 @@ class Gpt(nn.Module):
             assert isinstance(block, TransformerBlock)
             for last in (block.attention.output, block.layers[-1]):
                 assert isinstance(last, nn.Linear)
-                nn.init.normal_(last.weight, std=WEIGHT_SD / math.sqrt(2 * num_layers))
+                nn.init.normal_(last.weight, std=WEIGHT_SD / math.sqrt(2 * dimensions.num_layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[n, length] int64 -> logits [n, length, vocab]; at most `context` tokens."""

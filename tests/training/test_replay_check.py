@@ -131,20 +131,20 @@ class Replayed(CapturedStep):
     """A captured step whose replay is the step itself on a CPU, with a fault."""
 
     def __init__(self, step, fault, rank):
-        self._step, self._fault, self._rank = step, fault, rank
+        self.uncaptured, self._fault, self._rank = step, fault, rank
         self.replica, self.treatment, self._parts = step.replica, step.treatment, step._parts
 
     def __call__(self, inputs, targets, *marks):
         if self._fault == "rate":
-            self._step.set_learning_rate(0.5)
+            self.uncaptured.set_learning_rate(0.5)
         if self._fault == "twice":
-            self._step(inputs, targets)
+            self.uncaptured(inputs, targets)
         if self._fault == "stale":
             inputs = inputs.roll(1, 0)
-        loss = self._step(inputs, targets)
+        loss = self.uncaptured(inputs, targets)
         if self._fault == "replica" and self._rank == 1:
             with torch.no_grad():
-                self._step.replica.parameters[0] += 1e-3  # of zero1's and tensorflow's rank 0
+                self.uncaptured.replica.parameters[0] += 1e-3  # of zero1's and tensorflow's rank 0
         return loss
 
 

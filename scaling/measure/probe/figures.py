@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from scaling.measure.probe.cases import BYTES_MOVED, PRECISIONS
 from scaling.measure.probe.series import Observed, Series, together
-from topologies.model import Link, Topology
+from topologies.model import Topology
 
 SATURATED_RATIO = 0.9
 """Copies at once are held up by one another where each gets less than this part of its speed alone."""
@@ -95,17 +95,14 @@ class ProbeReader:
 
     def _nvlinks(self) -> Figures:
         figures: Figures = {}
+        unprobed = {gpu.id for gpu in self.topology.machine.of_kind("gpu")} - set(self.gpu_ids)
         for link in self.topology.machine.links:
-            if link.kind == "nvlink" and self._is_probed(link):
+            if link.kind == "nvlink" and not unprobed & {link.first, link.second}:
                 there, back = self._copies(link.first, link.second), self._copies(link.second, link.first)
                 if there and back:
                     share = 1 / link.count
                     figures[link.id] = _directions(there.times(share), back.times(share), forward=True)
         return figures
-
-    def _is_probed(self, link: Link) -> bool:
-        kinds = self.topology.machine.by_id
-        return all(end in self.gpu_ids or kinds[end].kind != "gpu" for end in (link.first, link.second))
 
     def _copies(self, source: str, target: str) -> Observed | None:
         copies = []

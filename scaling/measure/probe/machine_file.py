@@ -159,14 +159,8 @@ def _with_gpus_of(detected: Facts, ranks: Sequence[Mapping[str, Any]]) -> Facts:
     if len(detected.gpus) >= len(ranks):
         return detected
     gpus = tuple(
-        Gpu(
-            index=rank,
-            name=fields["name"],
-            uuid=fields.get("uuid", ""),
-            bus_id="",
-            peers=frozenset(fields["peers"]),
-        )
-        for rank, fields in enumerate(ranks)
+        Gpu(rank, of["name"], uuid=of.get("uuid", ""), bus_id="", peers=frozenset(of["peers"]))
+        for rank, of in enumerate(ranks)
     )
     missing = ("the GPUs' links: neither NVML nor nvidia-smi found as many GPUs as CUDA",)
     return replace(detected, gpus=gpus, places={}, bridges={}, missing=(*detected.missing, *missing))
@@ -176,9 +170,8 @@ def gpu_ids(gpus: Sequence[Gpu], uuids: Sequence[str]) -> list[str]:
     """The detected GPU of each rank: by its UUID, which CUDA writes without `GPU-`; else by its place."""
     by_uuid = {gpu.uuid.lower().removeprefix("gpu-"): gpu.id for gpu in gpus if gpu.uuid}
     ids = [by_uuid.get(uuid.lower().removeprefix("gpu-")) for uuid in uuids]
-    if all(ids):
-        return [id_ for id_ in ids if id_]
-    return [gpu.id for gpu in gpus][: len(uuids)]
+    known = [id_ for id_ in ids if id_]
+    return known if len(known) == len(ids) else [gpu.id for gpu in gpus][: len(uuids)]
 
 
 def result_of(
@@ -191,15 +184,9 @@ def result_of(
     lines = table(Series(samples))
     remarks = [*(f"not found: {what}" for what in facts["missing"]), *notes]
     remarks += [f"not in the model: {what}" for what in misfits]
-    remark_lines = [line for note in remarks for line in textwrap.wrap(note, WIDTH, subsequent_indent="    ")]
-    head = [
-        f"{file['name']}, {measurement.stamp}",
-        "",
-        *remark_lines,
-        *([""] if remark_lines else []),
-        *lines,
-    ]
-    text = as_yaml(file, head)
+    wrapped = [line for note in remarks for line in textwrap.wrap(note, WIDTH, subsequent_indent="    ")]
+    between = ["", *wrapped, ""] if wrapped else [""]
+    text = as_yaml(file, [f"{file['name']}, {measurement.stamp}", *between, *lines])
     validated(text, "the probe's machine file")
     return ProbeResult(text, lines, remarks)
 
@@ -216,14 +203,9 @@ def _measurement(facts: Mapping[str, Any], samples: Sequence[ProbeSample], comma
         for b in fields.get("peers", [])
         if a < b and a in ranks[b].get("peers", [])
     ]
-    return ProbedTopology(
-        detected=facts["detected"],
-        gpu_ids=facts["gpu_ids"],
-        samples=samples,
-        peers=peers,
-        stamp=f"measured by {command} on {facts['date']}, {len(ranks)} {kind}{plural}, torch "
-        f"{facts['torch']}{nccl}{mpi}",
-    )
+    with_what = f"{len(ranks)} {kind}{plural}, torch {facts['torch']}{nccl}{mpi}"
+    stamp = f"measured by {command} on {facts['date']}, {with_what}"
+    return ProbedTopology(facts["detected"], facts["gpu_ids"], samples, peers, stamp)
 
 
 OWN_TYPE_RATIO = 0.1
@@ -287,9 +269,8 @@ def _middle(several: Sequence[Mapping[str, Observed]]) -> dict[str, Observed]:
 
 
 def _is_off(figures: Mapping[str, Observed], middle: Mapping[str, Observed]) -> bool:
-    return any(
-        abs(figure.value / middle[name].value - 1) > OWN_TYPE_RATIO for name, figure in figures.items()
-    )
+    ratios = [figure.value / middle[name].value for name, figure in figures.items()]
+    return any(abs(ratio - 1) > OWN_TYPE_RATIO for ratio in ratios)
 
 
 NOT_FIGURES = frozenset({"kind", "name", "source", "gpudirect", "duplex"})

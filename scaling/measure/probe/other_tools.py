@@ -225,13 +225,10 @@ def _placement(content: _NcclTests) -> list[str]:
 
 def nvbandwidth_version(text: str) -> str | None:
     """`nvbandwidth v0.8` where the text is nvbandwidth's, else None."""
-    if is_nvbandwidth(text):
-        content: Any = nvbandwidth_document(text)
-    else:
-        try:
-            content = from_json(text)
-        except DocumentError:
-            return None
+    try:
+        content = _document(text, "")
+    except TopologyError:
+        return None
     results = content.get("nvbandwidth") if isinstance(content, dict) else None
     return f"nvbandwidth {results.get('version', '')}".strip() if isinstance(results, dict) else None
 
@@ -268,9 +265,10 @@ def _single_copies(matrices: Mapping[str, Sequence[Sequence[float]]]) -> Iterato
     for test, matrix in matrices.items():
         for row, rates in enumerate(matrix):
             for column, rate in enumerate(rates):
-                operation, ranks = _copy(test, row, column)
-                if operation and rate:
-                    yield operation, ranks, rate
+                if rate and test in HOST_COPIES:
+                    yield HOST_COPIES[test], (column,), rate
+                elif rate and test in PEER_COPIES and row != column:
+                    yield "peer_copy", (column, row) if PEER_COPIES[test] else (row, column), rate
 
 
 def _copies_at_once(matrices: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Rate]:
@@ -289,11 +287,3 @@ def _copies_at_once(matrices: Mapping[str, Sequence[Sequence[float]]]) -> Iterat
     rates = [rate for row in together for rate in row]
     if len(together) == len(BOTH_WAYS_AT_ONCE) and rates and all(rates):
         yield "h2d_d2h", tuple(range(len(together[0]))), fmean(rates)
-
-
-def _copy(test: str, row: int, column: int) -> tuple[str | None, tuple[int, ...]]:
-    if test in HOST_COPIES:
-        return HOST_COPIES[test], (column,)
-    if test in PEER_COPIES and row != column:
-        return "peer_copy", (column, row) if PEER_COPIES[test] else (row, column)
-    return None, ()

@@ -202,16 +202,10 @@ class Prober:
         self._write({"facts": {**facts(self._group, self._device, self._num_threads), **extra}})
         if problem:
             self._write({"note": f"no all-reduce by MPI: {problem}"})
-        on_gpus = self._device.type == "cuda"
-        peer_copies = self._group.world_size > 1 and self._group.can_access_peers(self._device)
-        todo = probe.cases(
-            self._group.world_size,
-            on_gpus=on_gpus,
-            peer_copies=peer_copies,
-            only_messages=only_messages,
-            with_mpi=mpi is not None,
-            with_products=with_products,
-        )
+        on_gpus, n = self._device.type == "cuda", self._group.world_size
+        peer_copies = n > 1 and self._group.can_access_peers(self._device)
+        what = {"on_gpus": on_gpus, "peer_copies": peer_copies, "only_messages": only_messages}
+        todo = probe.cases(n, **what, with_mpi=mpi is not None, with_products=with_products)
         limit_bytes = int(-self._group.largest(-float(self._free_bytes()))) // MEMORY_SHARE
         self._wake(min(probe.WAKE_S, seconds / 10), limit_bytes)
         for at, case in enumerate(todo):
@@ -221,14 +215,14 @@ class Prober:
             if len(sizes) < len(case.sizes_bytes):
                 self._write({"note": f"{case.describe()}: no more than {limit_bytes / 1e6:.0f} MB a buffer"})
             self._measure(case, sizes, budget_s)
-        if on_gpus and self._group.world_size > 1 and not peer_copies and self._launch == "default":
+        if on_gpus and n > 1 and not peer_copies and self._launch == "default":
             self._write({"note": "no copies between GPUs: not every rank can access every other's memory"})
 
     def _mpi(self) -> tuple[str | None, str]:
         """Name and version of the MPI that carries these ranks too, or None; and what is wrong with it."""
         if self._group.world_size < 2 or not self._group.carries("mpi"):
             return None, ""
-        _, problem = self._agreed(lambda: self._group.over("mpi") and None)
+        _, problem = self._agreed(lambda: self._group.over("mpi"))
         return (None, problem) if problem else (library_version(), "")
 
     def _free_bytes(self) -> int:
@@ -274,7 +268,7 @@ class Prober:
         # Only now: a rank without its buffers would leave the others waiting for its first message.
         return self._agreed(lambda: None if run is None else self._operations.captured(run))
 
-    def _agreed(self, make: Callable[[], Run | None]) -> tuple[Run | None, str]:
+    def _agreed(self, make: Callable[[], Any]) -> tuple[Any, str]:
         run, problem = None, ""
         try:
             run = make()

@@ -58,10 +58,6 @@ class ProbeLaunch:
     only_messages: bool
     seconds: float
 
-    def options(self) -> list[str]:
-        flags = {"--no-peer-access": self.host_only, "--only-messages": self.only_messages}
-        return ["--seconds", str(self.seconds), *(name for name, is_on in flags.items() if is_on)]
-
 
 @dataclass(frozen=True)
 class ProbeSpec:
@@ -147,7 +143,9 @@ def _run(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="scaling-probe-") as folder, tempfile.TemporaryFile() as log:
         path = Path(folder) / "samples.jsonl"
-        arguments = ["--samples", str(path), "--device", spec.device, *launch.options()]
+        flags = {"--no-peer-access": launch.host_only, "--only-messages": launch.only_messages}
+        arguments = ["--samples", str(path), "--device", spec.device, "--seconds", str(launch.seconds)]
+        arguments += [name for name, is_on in flags.items() if is_on]
         started = LaunchSpec(spec.world_size, spec.threads, "scaling.measure.probe.worker", arguments)
         # torchrun leaves a folder behind; it may do so in ours.
         environment = {**environ, **starter.environment(started), "TMPDIR": folder}

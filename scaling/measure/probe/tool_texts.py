@@ -76,22 +76,21 @@ def nccl_tests_document(text: str, source: str) -> dict[str, Any]:
     bad = next((match[1] for line in lines if (match := OUT_OF_BOUNDS.match(line))), "0")
     named = next((match[1] for line in lines if (match := PROGRAM.match(line))), None)
     results = [_result(row, source) for row in rows]
+    devices = [
+        {
+            "rank": int(match["rank"]),
+            "group": int(group[1]) if (group := GROUP.search(match[0])) else 0,
+            "hostname": match["host"],
+            "device": int(match["device"]),
+            "device_hex": match["bus"],
+        }
+        for match in ranks
+    ]
     return {
         "args": [named or _program(results, len(ranks), source)],
-        "config": {"graph": int(graph), "devices": [_device(match) for match in ranks]},
+        "config": {"graph": int(graph), "devices": devices},
         "results": results,
         "out_of_bounds": {"count": int(bad), "okay": bad == "0"},
-    }
-
-
-def _device(match: re.Match[str]) -> dict[str, Any]:
-    group = GROUP.search(match[0])
-    return {
-        "rank": int(match["rank"]),
-        "group": int(group[1]) if group else 0,
-        "hostname": match["host"],
-        "device": int(match["device"]),
-        "device_hex": match["bus"],
     }
 
 

@@ -121,7 +121,9 @@ def test_rank_that_waits_names_one_that_left_before_they_met_within_the_limit(cl
     waiting._present.pids = {0: 10, **({} if exit_s is None else {1: 11})}
     gone_s = exit_s or 0.0
     monkeypatch.setattr(waiting._present, "look", lambda: None)
-    monkeypatch.setattr(start, "_state", lambda pid: ["Z" if pid == 11 and clock.now_s >= gone_s else "S"])
+    monkeypatch.setattr(
+        start, "stat_fields", lambda pid: ["Z" if pid == 11 and clock.now_s >= gone_s else "S"]
+    )
 
     def refused(host, port):
         clock.now_s += meeting.CONNECT_S
