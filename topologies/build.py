@@ -13,11 +13,9 @@ from itertools import combinations
 from topologies.errors import TopologyError
 from topologies.file_format import (
     DerivedFile,
-    DeviceEntry,
     LinkEntry,
     MachineFile,
     MessageLatency,
-    NetworkEntry,
     unknown,
 )
 from topologies.model import Device, Link, Machine, Network, Topology
@@ -53,20 +51,28 @@ def build(
     network = changes.network if changes is not None else None
     machine = Machine(
         name=node_name if network is not None and node_name is not None else file.name,
-        devices=tuple(_device(file, entry) for entry in file.devices),
+        devices=tuple(
+            Device(**entry.model_dump(), **file.device_types[entry.type].model_dump(exclude={"source"}))
+            for entry in file.devices
+        ),
         links=tuple(_link(file, entry) for entry in file.links),
         peer_groups=_peer_groups(file, source),
         other_peers_unknown="unknown" in file.peer_access,
         message_latency_s=_latencies(file.message_latency_s),
     )
-    sources = {f"{name}.{key}".rstrip("."): text for name, key, text in _sources(file)}
-    if network is not None:
-        sources |= {f"network.{key}": text for key, text in network.sources().items()}
+    parts = [*file.device_types.items(), *file.link_types.items()]
+    figures = [*parts, ("message_latency_s", file.message_latency_s), ("network", network)]
+    sources = {
+        f"{name}.{key}".rstrip("."): text
+        for name, entry in figures
+        if entry is not None
+        for key, text in entry.sources().items()
+    }
     topology = Topology(
         name=file.name,
         machine=machine,
         num_nodes=1 if changes is None else changes.nodes,
-        network=None if network is None else _network(network),
+        network=None if network is None else Network(**network.model_dump(exclude={"source"})),
         description=file.description,
         sources=sources,
     )
@@ -143,11 +149,6 @@ def _peer_groups(file: MachineFile, source: str) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(group) for group in groups.values())
 
 
-def _device(file: MachineFile, entry: DeviceEntry) -> Device:
-    figures = file.device_types[entry.type].model_dump(exclude={"source"})
-    return Device(**entry.model_dump(), **figures)
-
-
 def _link_id(entry: LinkEntry) -> str:
     return entry.id or "-".join(entry.between)
 
@@ -160,20 +161,9 @@ def _link(file: MachineFile, entry: LinkEntry) -> Link:
     return Link(*ends, rate, kind.latency_s, kind.duplex, back, entry.count, entry.type)
 
 
-def _network(entry: NetworkEntry) -> Network:
-    return Network(entry.kind, entry.bandwidth_bytes_per_s, entry.latency_s)
-
-
 def _latencies(latency: MessageLatency | None) -> dict[str, float]:
     return latency.model_dump(exclude={"source"}, exclude_none=True) if latency else {}
 
 
 def _origins(latency: MessageLatency | None) -> dict[str, str]:
     return latency.sources() if latency else {}
-
-
-def _sources(file: MachineFile) -> list[tuple[str, str, str]]:
-    """(type, figure, where it comes from) of everything in the file."""
-    entries = [*file.device_types.items(), *file.link_types.items()]
-    sources = [(name, key, text) for name, entry in entries for key, text in entry.sources().items()]
-    return sources + [("message_latency_s", *origin) for origin in _origins(file.message_latency_s).items()]

@@ -17,17 +17,28 @@ NARROW = 24  # characters that the last column of a table must have, to be folde
 
 def describe(topology: Topology) -> str:
     """Devices, links, peer access, the paths between pairs, and where each figure comes from."""
-    machine = topology.machine
+    machine, of_network = topology.machine, []
+    if (network := topology.network) is not None:
+        each = f"{gigabytes_per_s(network.bandwidth_bytes_per_s)} each direction of a NIC"
+        of_network = [f"{network.kind}, {each}, {microseconds(network.latency_s)}"]
+    latencies = [f"{kind} {microseconds(value)}" for kind, value in machine.message_latency_s.items()]
+    gpus = len(machine.of_kind("gpu"))
+    size = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
+    if topology.num_nodes > 1:
+        size = f"{topology.num_nodes} nodes of {machine.name}, each with {size}"
+    head = folded("", f"{topology.name}: {topology.description}".rstrip(": "), indent=4)
+    rows = [(_device_figures(device), device.id) for device in machine.devices]
+    same = [(figures, [name for _, name in of]) for figures, of in groupby(rows, lambda row: row[0])]
     sections = [
-        ("", _head(topology)),
-        ("Devices", _device_lines(machine.devices)),
+        ("", [head, size]),
+        ("Devices", _table([compact(names), *figures] for figures, names in same)),
         ("Links", _table(_link_row(link) for link in machine.links)),
-        ("Network", _network(topology)),
-        ("Software's latency of a message", _message_latencies(topology)),
+        ("Network", of_network),
+        ("Software's latency of a message", [", ".join(latencies)] if latencies else []),
         ("Peer access", peer_matrix(topology)),
         ("Paths: kind, bandwidth of a message alone, latency", path_lines(topology)),
         ("Paths without peer access", host_only_path_lines(topology)),
-        ("Sources", _sources(topology)),
+        ("Sources", [f"{figure}: {text}" for figure, text in topology.sources.items()]),
     ]
     told = [(title, lines) for title, lines in sections if lines]
     indented = ["\n".join(folded(INDENT, line, indent=6) for line in lines) for _, lines in told[1:]]
@@ -128,21 +139,6 @@ def _place(place: Place) -> str:
     return device if node == 0 else f"node{node}/{device}"
 
 
-def _head(topology: Topology) -> list[str]:
-    gpus = len(topology.machine.of_kind("gpu"))
-    size = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
-    if topology.num_nodes > 1:
-        size = f"{topology.num_nodes} nodes of {topology.machine.name}, each with {size}"
-    return [folded("", f"{topology.name}: {topology.description}".rstrip(": "), indent=4), size]
-
-
-def _device_lines(devices: Sequence[Device]) -> list[str]:
-    """A table; equal neighbours share a line."""
-    rows = [(device.id, _device_figures(device)) for device in devices]
-    groups = [(figures, [name for name, _ in same]) for figures, same in groupby(rows, lambda row: row[1])]
-    return _table([compact(names), *figures] for figures, names in groups)
-
-
 def _device_figures(device: Device) -> list[str]:
     figures = [
         f"board {device.board}" if device.board else "",
@@ -175,24 +171,6 @@ def link_rate(link: Link, cables: int = 1) -> str:
     if link.back_bytes_per_s is not None:
         return f"{there} there, {gigabytes_per_s(link.back_bytes_per_s / cables)} back"
     return f"{there} {'each direction' if link.duplex else 'both directions together'}"
-
-
-def _network(topology: Topology) -> list[str]:
-    network = topology.network
-    if network is None:
-        return []
-    each = gigabytes_per_s(network.bandwidth_bytes_per_s)
-    return [f"{network.kind}, {each} each direction of a NIC, {microseconds(network.latency_s)}"]
-
-
-def _message_latencies(topology: Topology) -> list[str]:
-    latency = topology.machine.message_latency_s
-    words = ", ".join(f"{kind} {microseconds(latency_s)}" for kind, latency_s in latency.items())
-    return [words] if words else []
-
-
-def _sources(topology: Topology) -> list[str]:
-    return [f"{figure}: {text}" for figure, text in topology.sources.items()]
 
 
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:

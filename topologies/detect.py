@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from topologies import detect_nvml, detect_smi
-from topologies.detect_host import SYS, bridge_link, busy_ratio, pci_place, read_host
+from topologies.detect_host import SYS, bridge_link, busy_ratio, bytes_in, pci_place, read_host, text_of
 from topologies.facts import OTHER_PEERS, Facts, Gpu
 
 
@@ -36,24 +37,13 @@ def load_text(busy: Callable[[Collection[int]], float | None] = busy_ratio) -> s
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's name, or its architecture where the name is not to be had."""
-    try:
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    match = re.search(r"^model name[^:]*:(.*)$", text_of(cpuinfo), re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def memory_bytes(meminfo: Path = Path("/proc/meminfo"), what: str = "MemTotal") -> int | None:
     """Main memory as the kernel reports it; `MemAvailable` is what can be had without swapping."""
-    try:
-        for line in meminfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith(f"{what}:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+    return bytes_in(meminfo, what)
 
 
 def nvidia_gpus() -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Collection
+from itertools import groupby
 from pathlib import Path
 
 from topologies.facts import Host, NumaNode, PcieLink, PciePlace
@@ -36,7 +37,7 @@ def read_host(
             number=number,
             socket=_socket(min(cpus), sys),
             usable_cores=round(len(cpus & set(usable)) * share),
-            memory_bytes=_node_memory(number, sys),
+            memory_bytes=bytes_in(sys / f"devices/system/node/node{number}/meminfo"),
         )
         for number, cpus in cores.items()
     )
@@ -47,7 +48,7 @@ def node_cpus(sys: Path = SYS) -> dict[int, set[int]]:
     """NUMA node -> numbers of its cores, for those that have any; empty where the kernel knows of none."""
     paths = (sys / "devices/system/node").glob("node[0-9]*")
     numbered = {int(path.name.removeprefix("node")): path for path in paths}
-    cores = {number: parse_cpu_list(_text(path / "cpulist")) for number, path in sorted(numbered.items())}
+    cores = {number: parse_cpu_list(text_of(path / "cpulist")) for number, path in sorted(numbered.items())}
     return {number: cpus for number, cpus in cores.items() if cpus}
 
 
@@ -67,7 +68,7 @@ def busy_ratio(
 
 def _core_times(cores: Collection[int], stat: Path) -> list[int]:
     """The times of /proc/stat, summed over cores; guests are counted in user time already."""
-    lines = [line.split() for line in _text(stat).splitlines()]
+    lines = [line.split() for line in text_of(stat).splitlines()]
     wanted = {f"cpu{core}" for core in cores}
     rows = [[*map(int, line[1:9])] for line in lines if line and line[0] in wanted]
     return [sum(column) for column in zip(*rows, strict=True)]
@@ -75,7 +76,7 @@ def _core_times(cores: Collection[int], stat: Path) -> list[int]:
 
 def boot_id(path: Path = BOOT_ID) -> str | None:
     """Eight hexadecimal digits that the kernel drew when it started; None where it does not tell."""
-    return _text(path).strip()[:8] or None
+    return text_of(path).strip()[:8] or None
 
 
 def this_start() -> str:
@@ -91,7 +92,7 @@ def start_named(host: str | None, boot: str | None) -> str:
 def cpu_governors(sys: Path = SYS) -> list[str] | None:
     """How the kernel sets the cores' frequencies: each way once; None where it does not."""
     paths = (sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return sorted({text for path in paths if (text := _text(path).strip())}) or None
+    return sorted({text for path in paths if (text := text_of(path).strip())}) or None
 
 
 def parse_cpu_list(text: str) -> set[int]:
@@ -106,31 +107,26 @@ def parse_cpu_list(text: str) -> set[int]:
 
 def cpu_list(numbers: Collection[int]) -> str:
     """A set of numbers as the kernel writes it: `0-3,8,10-11`."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    runs = groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(of) for _, of in runs)]
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def num_physical(cpus: Collection[int], sys: Path = SYS) -> int:
     """Physical cores of these processors: two hyperthreads are one. Where sysfs is silent, each is one."""
     places = (sys / f"devices/system/cpu/cpu{cpu}/topology/core_id" for cpu in cpus)
-    ids = [_text(place).strip() for place in places]
+    ids = [text_of(place).strip() for place in places]
     known = {(_socket(cpu, sys), core or f"cpu {cpu}") for cpu, core in zip(cpus, ids, strict=True)}
     return len(known)
 
 
 def _socket(cpu: int, sys: Path) -> int:
-    text = _text(sys / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id").strip()
+    text = text_of(sys / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id").strip()
     return int(text) if text.isdigit() else 0  # virtual processors may say -1
 
 
-def _node_memory(number: int, sys: Path) -> int | None:
-    text = _text(sys / f"devices/system/node/node{number}/meminfo")
-    match = re.search(r"MemTotal:\s*(\d+) kB", text)
+def bytes_in(meminfo: Path, what: str = "MemTotal") -> int | None:
+    match = re.search(rf"\b{what}:\s*(\d+) kB", text_of(meminfo))
     return int(match[1]) * 1024 if match else None
 
 
@@ -139,7 +135,7 @@ def pci_place(bus_id: str, sys: Path = SYS) -> PciePlace:
     device = sys / "bus/pci/devices" / bus_id
     if not device.exists():
         return PciePlace()
-    node = _text(device / "numa_node").strip()
+    node = text_of(device / "numa_node").strip()
     above = [part for part in Path(os.path.realpath(device)).parts if PCI_ADDRESS.fullmatch(part)]
     return PciePlace(int(node) if node.isdigit() else None, tuple(above[:-1]))
 
@@ -147,8 +143,8 @@ def pci_place(bus_id: str, sys: Path = SYS) -> PciePlace:
 def bridge_link(address: str, sys: Path = SYS) -> PcieLink | None:
     """The link of a bridge, or None where sysfs does not say."""
     folder = sys / "bus/pci/devices" / address
-    generation = GENERATION_OF_GT_PER_S.get(_text(folder / "max_link_speed").partition(" ")[0].strip())
-    width = _text(folder / "current_link_width").strip()
+    generation = GENERATION_OF_GT_PER_S.get(text_of(folder / "max_link_speed").partition(" ")[0].strip())
+    width = text_of(folder / "current_link_width").strip()
     if generation is None or not width.isdigit() or width == "0":
         return None
     return PcieLink(generation, int(width))
@@ -160,7 +156,7 @@ def short_bus_id(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

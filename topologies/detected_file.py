@@ -79,11 +79,6 @@ def gpu_memory(gpu: Gpu) -> Figure | None:
     return Figure(value, f"nominal: a memory bus of {bus}, two a clock")
 
 
-def gpu_sum(memory: Figure) -> Figure:
-    """Bytes of an addend a second."""
-    return Figure(memory.value / 3, "assumption: a sum is bound by memory, two reads and a write a byte")
-
-
 def between_sockets(cpu_name: str) -> Figure:
     """One direction of what joins two sockets."""
     name, value = ("AMD_BW", 16e9) if "AMD" in cpu_name else ("ERP_QPI_BW", 40e9)
@@ -219,7 +214,8 @@ def _add_gpus(parts: _Parts, facts: Facts) -> None:
         memory = gpu_memory(gpu)
         kind = (gpu.name, gpu.memory_bits, gpu.memory_hz, gpu.memory_bytes_per_s)
         type_ = kinds.setdefault(kind, _unique(_slug(gpu.name), kinds.values()))
-        sums = memory and gpu_sum(memory)
+        bound = "assumption: a sum is bound by memory, two reads and a write a byte"
+        sums = memory and Figure(memory.value / 3, bound)  # bytes of an addend a second
         parts.device(gpu.id, type_, "gpu", gpu.name, bandwidth_bytes_per_s=memory, reduce_bytes_per_s=sums)
         if gpu.cpu_link_bytes_per_s:
             bandwidth = Figure(gpu.cpu_link_bytes_per_s, "nominal: link from GPU to CPU")

@@ -209,7 +209,6 @@ NESTED: dict[str, type[BaseModel]] = {
 
 
 AnyFile = TypeVar("AnyFile", bound=BaseModel)
-
 MOST_PROBLEMS = 10  # that a message names
 
 
@@ -223,16 +222,11 @@ def parse(text: str, source: str) -> MachineFile | DerivedFile:
     if not isinstance(raw, Mapping):
         raise TopologyError(f"{source}: a machine file is a mapping of keys, as in `name: my-machine`")
     if "machine" in raw:
-        return _validated(DerivedFile, raw, source, text)
-    return _validated(MachineFile, raw, source, text)
+        return of_form(DerivedFile, raw, source, text)
+    return of_form(MachineFile, raw, source, text)
 
 
-def machine_file(raw: Mapping[str, Any], source: str) -> MachineFile:
-    """A machine file from its content; TopologyError names every key that is wrong."""
-    return _validated(MachineFile, raw, source)
-
-
-def _validated(cls: type[AnyFile], raw: Mapping[str, Any], source: str, text: str = "") -> AnyFile:
+def of_form(cls: type[AnyFile], raw: Mapping[str, Any], source: str, text: str = "") -> AnyFile:
     try:
         return cls.model_validate(raw)
     except ValidationError as error:

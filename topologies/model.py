@@ -20,19 +20,10 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from topologies.errors import TopologyError
-from topologies.machine import DEVICE_KINDS, Device, DeviceKind, Link, Machine
-
-__all__ = [
-    "DEVICE_KINDS",
-    "Device",
-    "DeviceKind",
-    "Link",
-    "Machine",
-    "Network",
-    "Path",
-    "PathKind",
-    "Topology",
-]
+from topologies.machine import Device as Device
+from topologies.machine import DeviceKind as DeviceKind
+from topologies.machine import Link as Link
+from topologies.machine import Machine as Machine
 
 PathKind = Literal["peer", "staged", "host", "network"]
 
@@ -158,7 +149,11 @@ class Topology:
         if source_node != target_node:
             return self._network_path(source, target, peer_access=peer_access)
         kind, stops = self._stops(a, b, peer_access=peer_access)
-        return self._along(kind, source_node, stops)
+        resources: dict[str, float] = {}
+        latency_s = self.machine.message_latency_s.get(kind, 0.0)
+        for hop in pairwise(stops):
+            latency_s += self._pass(resources, source_node, *hop)
+        return Path(kind, latency_s, resources)
 
     def _stops(self, a: str, b: str, *, peer_access: bool) -> tuple[PathKind, list[str]]:
         kinds = {self.machine.by_id[a].kind, self.machine.by_id[b].kind}
@@ -167,13 +162,6 @@ class Topology:
         if peer_access and self.machine.peer_access(a, b):
             return "peer", [a, b]
         return "staged", [a, self.machine.nearest(a, "host_memory"), b]
-
-    def _along(self, kind: PathKind, node: int, stops: list[str]) -> Path:
-        resources: dict[str, float] = {}
-        latency_s = self.machine.message_latency_s.get(kind, 0.0)
-        for a, b in pairwise(stops):
-            latency_s += self._pass(resources, node, a, b)
-        return Path(kind, latency_s, resources)
 
     def _pass(self, resources: dict[str, float], node: int, a: str, b: str) -> float:
         """Adds what a byte passes from a to b on one node; returns the links' latency."""
@@ -197,16 +185,12 @@ class Topology:
         nics = []
         for (node, device), outward in ((source, True), (target, False)):
             nic = self.machine.nic(device)
-            stops = self._to_nic(device, nic, peer_access=peer_access)
+            direct = self.machine.by_id[nic].gpudirect and peer_access
+            is_staged = self.machine.by_id[device].kind == "gpu" and not direct
+            stops = [device, *([self.machine.nearest(device, "host_memory")] if is_staged else []), nic]
             for a, b in pairwise(stops):
                 latency_s += self._pass(resources, node, *((a, b) if outward else (b, a)))
             nics.append(nic)
         resources[f"node{source[0]}/{nics[0]}/network>"] = 1
         resources[f"node{target[0]}/{nics[1]}/network<"] = 1
         return Path("network", latency_s, resources)
-
-    def _to_nic(self, device: str, nic: str, *, peer_access: bool) -> list[str]:
-        direct = self.machine.by_id[nic].gpudirect and peer_access
-        if self.machine.by_id[device].kind == "gpu" and not direct:
-            return [device, self.machine.nearest(device, "host_memory"), nic]
-        return [device, nic]

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from scaling.files.texts import clean
@@ -40,8 +41,7 @@ ASSUMED_CORES = 16  # of a NUMA node whose `affinity` says nothing
 DUMP = "give what NCCL_TOPO_DUMP_FILE wrote"
 
 
-@dataclass(frozen=True)
-class _Card:
+class _Card(NamedTuple):
     """A PCI device of GPU class, and its `gpu` where it has one."""
 
     device: ElementTree.Element
@@ -263,11 +263,8 @@ def _links_of(card: _Card, numbers: dict[str, int], found: _Found) -> tuple[dict
         elif link.get("tclass", "").startswith(SWITCH_CLASS):
             to_switches += count
         else:
-            end = (
-                "itself"
-                if target == card.bus_id
-                else f"{clean(target) or 'nothing'}, which is not in the file"
-            )
+            unknown = f"{clean(target) or 'nothing'}, which is not in the file"
+            end = "itself" if target == card.bus_id else unknown
             found.lost.append(f"{count} <{link.tag}> from {clean(card.bus_id)} to {end}")
     return direct, to_switches, to_cpu
 

@@ -82,12 +82,9 @@ def cluster(
 
 
 def _check_added(machine: Machine, name: str) -> None:
-    for what, ids in (
-        ("device", [d.id for d in machine.devices]),
-        ("link", [link.id for link in machine.links]),
-    ):
-        taken = sorted({id_ for id_ in ids if ids.count(id_) > 1})
-        if taken:
+    ids = {"device": [d.id for d in machine.devices], "link": [link.id for link in machine.links]}
+    for what, own in ids.items():
+        if taken := sorted({id_ for id_ in own if own.count(id_) > 1}):
             raise TopologyError(
                 f"{name}: {what} {taken[0]!r} is there already; give the added one another id"
             )

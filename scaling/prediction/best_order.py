@@ -48,7 +48,7 @@ def search(strategy: Strategy, topology: Topology) -> dict[str, Any] | None:
     """The best and the worst order; None where nothing of ours is exchanged between ranks; TopologyError
     where the machine is too small."""
     world_size = int(strategy.cell["world_size"])
-    stages = [stage for bucket in strategy.buckets for stage in bucket if isinstance(stage, Exchange)]
+    stages = [stage for stage in strategy.stages if isinstance(stage, Exchange)]
     if world_size < 2 or not stages or any(stage.native or stage.library for stage in stages):
         return None
     everywhere = _places(topology)
@@ -72,11 +72,8 @@ def search(strategy: Strategy, topology: Topology) -> dict[str, Any] | None:
         _climb(everywhere, world_size, price, priced)
     best = Order(*min(priced.items(), key=lambda item: item[1]))
     worst = Order(*max(priced.items(), key=lambda item: item[1]))
-    method = (
-        f"exact: all {len(priced)} orders"
-        if exact
-        else f"heuristic: swaps of two places, {len(priced)} orders priced"
-    )
+    found = f"exact: all {len(priced)}" if exact else f"heuristic: swaps of two places, {len(priced)}"
+    method = f"{found} orders{'' if exact else ' priced'}"
     return _result(strategy, topology, best, worst, method)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -211,11 +212,8 @@ def observations_of_cells(
     for cell, strategy in measured:
         exchange_s = cell.exchange_s
         hides = cell.cell["step"] == "overlapped" or cell.cell.get("bucket_mb") is not None
-        if hides or exchange_s is None:
-            continue
-        if cell.world_size < 2 and not by_host(strategy):
-            continue
-        if not cell.cell.get("exchanges", True):
+        is_alone = cell.world_size < 2 and not by_host(strategy)
+        if hides or is_alone or exchange_s is None or not cell.cell.get("exchanges", True):
             continue
         numbers = range(len(strategy.buckets))
         try:
@@ -258,57 +256,41 @@ def observations_of_transfers(
     for transfer in transfers:
         if transfer.num_bytes < LEAST_TRANSFER_BYTES or transfer.num_ranks < 2:
             continue
-        try:
-            term = term_of_transfer(transfer, machinery)
-        except TopologyError:
-            continue  # the machine file has fewer ranks than were measured
-        if term is not None:
-            observations.append(
-                Observation(None, [term], transfer.seconds, transfer.relative_sd, transfer.num_ranks)
-            )
+        with suppress(TopologyError):  # the machine file has fewer ranks than were measured
+            if (term := term_of_transfer(transfer, machinery)) is not None:
+                known = transfer.seconds, transfer.relative_sd, transfer.num_ranks
+                observations.append(Observation(None, [term], *known))
     return observations
 
 
 def term_of_transfer(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
     """What a transfer is by the machine file; None where it calibrates nothing; TopologyError of too many
     ranks."""
-    term = _priced(transfer, machinery)
-    return None if term is None else replace(term, num_ranks=transfer.num_ranks)
-
-
-def _priced(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
-    peer = not transfer.host_only
+    peer, size, num_bytes = not transfer.host_only, transfer.num_ranks, transfer.num_bytes
+    topology = machinery.topology
+    bare, shared_s = topology.without_latency, 0.0
     if transfer.operation == "mpi_all_reduce":
-        time = mpi_price(None, machinery.topology, transfer.num_ranks, transfer.num_bytes, machinery.mpi)
-        return Term(
-            "mpi", "all_reduce", time.latency_s, time.flow_s, None, time.choice, float(transfer.num_bytes)
-        )
+        price: Any = mpi_price(None, topology, size, num_bytes, machinery.mpi)
+        sized = price.latency_s, price.flow_s, None, price.choice, float(num_bytes)
+        return Term("mpi", "all_reduce", *sized, num_ranks=size)
     if transfer.operation == "all_reduce" and machinery.has_gpus:
         kind = "native" if peer else "native_host"
-        time = nccl_price(
-            machinery.on(kind),
-            machinery.topology.ranks(transfer.num_ranks),
-            transfer.num_bytes,
-            peer_access=peer,
-        )
-        shared_s = 0.0 if peer else machinery.ring_through_host_s(transfer.num_ranks, transfer.num_bytes)
-        term = Term(kind, kind, time.latency_s, time.flow_s, None, time.choice, float(transfer.num_bytes))
-        return replace(term, shared_s=shared_s)
+        price = nccl_price(machinery.on(kind), topology.ranks(size), num_bytes, peer_access=peer)
+        shared_s = 0.0 if peer else machinery.ring_through_host_s(size, num_bytes)
+        sized = price.latency_s, price.flow_s, None, price.choice, float(num_bytes)
+        return Term(kind, kind, *sized, num_ranks=size, shared_s=shared_s)
     if transfer.operation == "all_reduce":
-        gloo, machine = ring(transfer.num_ranks), machinery.topology
-        flow_s = simulate(gloo, machine.without_latency, transfer.num_bytes).seconds
-        whole_s = simulate(gloo, machine, transfer.num_bytes).seconds
-        return Term("sends", "gloo", max(0.0, whole_s - flow_s), flow_s)
-    if transfer.operation in ("send", "swap", "shift"):
-        kind = "sends" if peer else "sends_host"
-        machine = machinery.on(kind)
-        schedule = moves(transfer.operation, transfer.num_ranks)
-        flow_s = simulate(schedule, machine.without_latency, transfer.num_bytes, peer_access=peer).seconds
-        whole_s = simulate(schedule, machine, transfer.num_bytes, peer_access=peer).seconds
-        bare = machinery.topology.without_latency
-        shared_s = 0.0 if peer else shared_paths_s(schedule, bare, transfer.num_bytes)
-        return Term(kind, kind, max(0.0, whole_s - flow_s), flow_s, shared_s=shared_s)
-    return None
+        kind, name, peer, schedule = "sends", "gloo", True, ring(size)
+    elif transfer.operation in ("send", "swap", "shift"):
+        kind = name = "sends" if peer else "sends_host"
+        schedule = moves(transfer.operation, size)
+        shared_s = 0.0 if peer else shared_paths_s(schedule, bare, num_bytes)
+    else:
+        return None
+    machine = machinery.on(kind)
+    flow_s = simulate(schedule, machine.without_latency, num_bytes, peer_access=peer).seconds
+    whole_s = simulate(schedule, machine, num_bytes, peer_access=peer).seconds
+    return Term(kind, name, max(0.0, whole_s - flow_s), flow_s, num_ranks=size, shared_s=shared_s)
 
 
 def fitted(

@@ -86,30 +86,19 @@ class Prediction:
     simulated: bool = field(default=True, init=False)
 
 
+@dataclass(frozen=True)
 class Predictor:
     """Predictions on one machine, by measured steps without exchange and factors for each kind of work."""
 
-    def __init__(
-        self,
-        machinery: Machinery,
-        compute: ComputeModel | None = None,
-        calibration: Calibration | None = None,
-        overlap: OverlapFit | None = None,
-        unseen: Unseen | None = None,
-    ) -> None:
-        self._machinery = machinery
-        self._compute = compute
-        self._calibration = calibration or Calibration()
-        self._overlap = overlap or OverlapFit()
-        self._unseen = unseen or Unseen()
-
-    @property
-    def calibration(self) -> Calibration:
-        return self._calibration
+    machinery: Machinery
+    compute: ComputeModel | None = None
+    calibration: Calibration = field(default_factory=Calibration)
+    overlap: OverlapFit = field(default_factory=OverlapFit)
+    unseen: Unseen = field(default_factory=Unseen)
 
     def exchange_only(self) -> Predictor:
         """The same without a word on computation."""
-        return Predictor(self._machinery, None, self._calibration, self._overlap)
+        return Predictor(self.machinery, None, self.calibration, self.overlap)
 
     def fitted_overlap(self, known: Iterable[tuple[MeasuredCell, Strategy]]) -> OverlapFit:
         overlapped = [
@@ -117,7 +106,7 @@ class Predictor:
             for cell, strategy in known
             if cell.cell["step"] == "overlapped" and cell.world_size > 1 and cell.cell.get("exchanges", True)
         ]
-        parts = (self._machinery, self._compute, self._calibration)
+        parts = (self.machinery, self.compute, self.calibration)
         fit = fit_slowdowns(Predictor(*parts)._overlapped_steps(overlapped))
         return fit_left_overs(Predictor(*parts, fit)._overlapped_steps(overlapped), fit)
 
@@ -144,7 +133,7 @@ class Predictor:
         """One cell; TopologyError where the machine is too small or lacks what it needs, ScheduleError where
         it does not run."""
         cell, world_size = strategy.cell, int(strategy.cell["world_size"])
-        topology = self._machinery.topology
+        topology = self.machinery.topology
         require_it_runs(strategy, topology)
         notes: list[str] = []
         computed = self._computed(cell, notes)
@@ -156,26 +145,28 @@ class Predictor:
         if cell["step"] == "overlapped" and buckets and computed is not None:
             exposed_part, hidden_s = self._exposed(strategy, buckets, computed, notes)
             if computed.without_ddp:
-                after = [*after, *ddp_terms(strategy, self._machinery)]
+                after = [*after, *ddp_terms(strategy, self.machinery)]
         elif cell["step"] == "overlapped" and buckets:
             notes.append("no backward pass is known: nothing of the exchange is taken as hidden")
         if computed and computed.waits_s and exposed_part.value:
             shown_s = max(0.0, exposed_part.value - computed.waits_s)
             exposed_part = replace(exposed_part, value=shown_s)
             notes.append("the step waits for its loader, which goes on during the exchange")
-        after = [*after, *block_terms(strategy, self._machinery, world_size)]
+        after = [*after, *block_terms(strategy, self.machinery, world_size)]
         afterwards = self._sum(strategy, after, world_size, notes)
-        copied = input_copy(strategy, self._machinery) if computed and computed.without_input else NOTHING
+        copied = input_copy(strategy, self.machinery) if computed and computed.without_input else NOTHING
         terms = [term for bucket in (*buckets, after) for term in bucket]
         notes += [term.note for term in terms if term.note]
-        notes += [words for term in terms if (words := self._calibration.rests_on(term))]
+        notes += [words for term in terms if (words := self.calibration.rests_on(term))]
         between_gpus = any(term.kind in BETWEEN_GPUS for term in terms)
         if between_gpus and topology.machine.other_peers_unknown and cell.get("peer_access") is not False:
             notes += [] if all_reach(topology, world_size) else [UNKNOWN_PEERS]
-        remarks = _remarks(cell)
+        every = steps_of_exchange(cell)
+        rare = f"models are exchanged every {every} steps: of its time a step has 1/{every}"
+        remarks = (rare,) if every > 1 else ()
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
         waiting = self._waiting(cell, computed)
-        each = 1 / steps_of_exchange(cell)
+        each = 1 / every
         exposed_part, afterwards = exposed_part.times(each), afterwards.times(each)
         added = exposed_part + afterwards + copied + waiting
         iteration = self._iteration(strategy, computed, added, notes) if computed else None
@@ -187,7 +178,7 @@ class Predictor:
             total(exchanges).times(each) + afterwards,
             exposed_part + afterwards,
             tuple(self._merged(terms, each)),
-            "none" if alone or not terms else transport_of(strategy, self._machinery, world_size),
+            "none" if alone or not terms else transport_of(strategy, self.machinery, world_size),
             longest.busiest if longest else None,
             tuple(dict.fromkeys([*notes, *remarks])),
             compute_notes,
@@ -198,10 +189,10 @@ class Predictor:
 
     def _waiting(self, cell: Mapping[str, Any], computed: Computed | None) -> PredictedValue:
         """For the slowest of the ranks, where more of them take part than were measured."""
-        measured_ranks, world_size = self._unseen.largest_world_size, int(cell["world_size"])
+        measured_ranks, world_size = self.unseen.largest_world_size, int(cell["world_size"])
         if computed is None or measured_ranks is None or world_size <= measured_ranks:
             return NOTHING
-        now, then = (self._machinery.topology.on_nodes(size) for size in (world_size, measured_ranks))
+        now, then = (self.machinery.topology.on_nodes(size) for size in (world_size, measured_ranks))
         ratio = waiting_ratio(computed.step_sd, now, then, steps_of_exchange(cell))
         return PredictedValue.of(ratio * computed.step_s.value, "the slowest of the ranks", WAIT_SD)
 
@@ -212,7 +203,7 @@ class Predictor:
         exchanges = int(cell["world_size"]) > 1 and cell.get("exchanges", True)
         hooks = cell["step"] == "overlapped" and cell["aggregator"] != "all_reduce"
         if exchanges and not self._is_known(strategy, hooks=hooks):
-            least_sd = self._unseen.of_strategy(
+            least_sd = self.unseen.of_strategy(
                 started=computed.by_processor,
                 by_host=by_host(strategy) or strategy.codes_by_tensor,
                 hooks=hooks,
@@ -221,8 +212,8 @@ class Predictor:
             further_sd = beyond(least_sd, added.sd / step.value)
             if further_sd:
                 step = step.also("a strategy that was not measured", further_sd)
-                notes.append(self._unseen.of_strategy_note(cell["aggregator_label"], cell["step"], least_sd))
-        iteration, why = self._unseen.widened(
+                notes.append(self.unseen.of_strategy_note(cell["aggregator_label"], cell["step"], least_sd))
+        iteration, why = self.unseen.widened(
             step,
             int(cell["world_size"]),
             captured=cell["step"] == "captured",
@@ -234,7 +225,7 @@ class Predictor:
     def _is_known(self, strategy: Strategy, *, hooks: bool) -> bool:
         """Whether a step like it was measured on several ranks: an eager one tells nothing of hooks."""
         key, by_overlap = strategy_key(strategy), strategy.cell["step"] == "overlapped"
-        return (by_overlap and self._overlap.is_known(key)) or (not hooks and self._calibration.is_known(key))
+        return (by_overlap and self.overlap.is_known(key)) or (not hooks and self.calibration.is_known(key))
 
     def _exposed(
         self, strategy: Strategy, buckets: Sequence[Sequence[Term]], computed: Computed, notes: list[str]
@@ -242,36 +233,36 @@ class Predictor:
         """Messages that are not hidden, how the others slow the backward pass, and GPUs' own work; and the
         seconds hidden."""
         world_size = int(strategy.cell["world_size"])
-        moved = [
-            self._sum(strategy, [term for term in terms if not term.by_gpu], world_size, notes)
-            for terms in buckets
-        ]
-        by_gpu = [
-            self._sum(strategy, [term for term in terms if term.by_gpu], world_size, []) for terms in buckets
-        ]
+        moved, by_gpu = (
+            [
+                self._sum(strategy, [term for term in terms if term.by_gpu == is_own], world_size, said)
+                for terms in buckets
+            ]
+            for is_own, said in ((False, notes), (True, []))
+        )
         not_hidden = exposed(moved, strategy.bucket_elements, computed.backward_s)
         hidden_s = max(0.0, total(moved).value - not_hidden.value)
-        slowed = self._overlap.slowed(strategy.cell, hidden_s)
-        further = self._overlap.left_over(
-            strategy_key(strategy), world_size, _held_up_s(buckets, computed.backward_s)
-        )
+        slowed = self.overlap.slowed(strategy.cell, hidden_s)
+        own = sum(any(term.kind not in BY_LIBRARY for term in terms) for terms in buckets)
+        held_up_s = max(0.0, own * HOOK_S - computed.backward_s)  # by the host, in hooks of our own kernels
+        further = self.overlap.left_over(strategy_key(strategy), world_size, held_up_s)
         exposed_s = not_hidden + slowed + total(by_gpu) + further
         return replace(exposed_s, value=max(0.0, exposed_s.value)), hidden_s
 
     def _terms(self, strategy: Strategy, world_size: int) -> tuple[list[list[Term]], list[Term]]:
         """Those of each bucket, and those that come after all of them."""
-        buckets = [terms_of(strategy, at, self._machinery, world_size) for at in range(len(strategy.buckets))]
-        divided = divide_term(strategy.num_elements, strategy, self._machinery, world_size)
-        return buckets, [*divided, *update_terms(strategy, self._machinery, world_size)]
+        buckets = [terms_of(strategy, at, self.machinery, world_size) for at in range(len(strategy.buckets))]
+        divided = divide_term(strategy.num_elements, strategy, self.machinery, world_size)
+        return buckets, [*divided, *update_terms(strategy, self.machinery, world_size)]
 
     def _computed(self, cell: Mapping[str, Any], notes: list[str]) -> Computed | None:
-        if self._compute is None:
+        if self.compute is None:
             return None
-        if (refusal := of_other_device(cell, self._machinery.topology)) is not None:
+        if (refusal := of_other_device(cell, self.machinery.topology)) is not None:
             notes.append(refusal)
             return None
         try:
-            computed = self._compute.step(cell, int(cell["local_batch"]))
+            computed = self.compute.step(cell, int(cell["local_batch"]))
         except PredictionError as error:
             notes.append(str(error))
             return None
@@ -280,9 +271,9 @@ class Predictor:
 
     def _on_shared_cores(self, cell: Mapping[str, Any], computed: Computed, notes: list[str]) -> Computed:
         """Processes on a CPU share its cores: more threads than cores take turns."""
-        if self._machinery.has_gpus:
+        if self.machinery.has_gpus:
             return computed
-        topology = self._machinery.topology
+        topology = self.machinery.topology
         cores = sum(device.cores or 1 for device in topology.machine.of_kind("cpu")) * topology.num_nodes
         turns = int(cell["world_size"]) * int(cell.get("threads") or 1) / max(cores, 1)
         if turns <= 1:
@@ -298,27 +289,24 @@ class Predictor:
     def _sum(
         self, strategy: Strategy, terms: Sequence[Term], world_size: int, notes: list[str]
     ) -> PredictedValue:
-        priced = total(self._calibration.seconds(term) for term in terms)
+        priced = total(self.calibration.seconds(term) for term in terms)
         if not priced.value or all(term.kind == "gpu_work" for term in terms):
             return priced
-        with_left_over, known = self._calibration.with_left_over(
-            strategy_key(strategy), priced, world_size, on_another_host=self._unseen.other_host
+        key = strategy_key(strategy)
+        with_left_over, known = self.calibration.with_left_over(
+            key, priced, world_size, on_another_host=self.unseen.other_host
         )
-        if not known and self._calibration.num_observations:
+        if not known and self.calibration.num_observations:
             notes.append("this strategy was not measured at a smaller world size")
-        elif (
-            self._unseen.other_host
-            and world_size > 1
-            and not self._calibration.is_known(strategy_key(strategy))
-        ):
+        elif world_size > 1 and self.unseen.other_host and not self.calibration.is_known(key):
             notes.append(
                 f"measured on one rank of another host: {ALONE_SD:.0%} of the exchange in the interval"
             )
         if not any(term.kind in BETWEEN_GPUS for term in terms):
             return with_left_over
         host_only = strategy.cell.get("peer_access") is False
-        return self._unseen.of_exchange(
-            with_left_over, links_of(self._machinery.topology, world_size, host_only=host_only)
+        return self.unseen.of_exchange(
+            with_left_over, links_of(self.machinery.topology, world_size, host_only=host_only)
         )
 
     def _merged(self, terms: Iterable[Term], each: float) -> Iterable[PredictedTerm]:
@@ -327,24 +315,12 @@ class Predictor:
             key = (term.name, term.kind, term.choice)
             before = merged.get(key) or PredictedTerm(term.name, term.kind, 0.0, term.choice)
             seconds, latency_s = (
-                each * self._calibration.seconds(part).value for part in (term, replace(term, flow_s=0.0))
+                each * self.calibration.seconds(part).value for part in (term, replace(term, flow_s=0.0))
             )
             merged[key] = replace(
                 before, seconds=before.seconds + seconds, latency_s=before.latency_s + latency_s
             )
         return merged.values()
-
-
-def _remarks(cell: Mapping[str, Any]) -> tuple[str, ...]:
-    every = steps_of_exchange(cell)
-    text = f"models are exchanged every {every} steps: of its time a step has 1/{every}"
-    return () if every == 1 else (text,)
-
-
-def _held_up_s(buckets: Sequence[Sequence[Term]], backward_s: float) -> float:
-    """What the host may take in hooks of our own kernels beyond the backward pass."""
-    own = sum(any(term.kind not in BY_LIBRARY for term in terms) for terms in buckets)
-    return max(0.0, own * HOOK_S - backward_s)
 
 
 def without_saved_update(computed: Computed, strategy: Strategy) -> PredictedValue:

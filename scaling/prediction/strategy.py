@@ -62,6 +62,10 @@ class Strategy:
     one_host: bool = False  # runs on no several hosts
 
     @property
+    def stages(self) -> list[Stage]:
+        return [stage for bucket in self.buckets for stage in bucket]
+
+    @property
     def gpu_update_share(self) -> float:
         """Of the parameters, those that the busiest rank's own device updates, where replicas do not all."""
         share, total = 0.0, sum(update.num_elements for update in self.updates)
@@ -98,10 +102,9 @@ class Machinery:
 
     def ring_through_host_s(self, world_size: int, num_bytes: float) -> float:
         """A library's ring without access between GPUs, on the paths that the ranks of a node share."""
-        per_node = self.topology.on_nodes(world_size)[0]
-        return (
-            shared_paths_s(ring(per_node), self.topology.without_latency, num_bytes) if per_node > 1 else 0.0
-        )
+        if (per_node := self.topology.on_nodes(world_size)[0]) < 2:
+            return 0.0
+        return shared_paths_s(ring(per_node), self.topology.without_latency, num_bytes)
 
     def rings_through_host(self, world_size: int, *, peer_access: bool) -> bool:
         """Whether NCCL's rings between the GPUs of a node pass host memory somewhere."""
@@ -119,7 +122,9 @@ class Machinery:
 def strategy_key(strategy: Strategy) -> tuple[str, ...]:
     """What a left-over is known for: model, aggregator with its codec's kernels, and transport."""
     cell = strategy.cell
-    if not _between_ranks(strategy):
+    # Access between GPUs matters where ranks exchange with one another.
+    exchanges = [stage for stage in strategy.stages if isinstance(stage, Exchange) and stage.library != "mpi"]
+    if all(stage.schedule.num_hosts for stage in exchanges):
         access = "through the host"
     else:
         access = "host-only" if cell.get("peer_access") is False else "peer access"
@@ -127,19 +132,9 @@ def strategy_key(strategy: Strategy) -> tuple[str, ...]:
     return str(cell["model_label"]), f"{cell['aggregator_label']}{kernels}", access
 
 
-def _between_ranks(strategy: Strategy) -> bool:
-    """Whether ranks exchange with one another, so that access between GPUs matters."""
-    return any(
-        isinstance(stage, Exchange) and not stage.schedule.num_hosts and stage.library != "mpi"
-        for bucket in strategy.buckets
-        for stage in bucket
-    )
-
-
 def by_host(strategy: Strategy) -> bool:
     """Whether a rank alone has work besides its step: host strategies copy all the same."""
     return any(
         getattr(stage, "where", "rank") == "host" or getattr(getattr(stage, "schedule", None), "num_hosts", 0)
-        for bucket in strategy.buckets
-        for stage in bucket
+        for stage in strategy.stages
     )

@@ -57,7 +57,7 @@ OUTER_BYTES_MOVED = {"plain": 3.0, "momentum": 8.0, "nesterov": 11.0}
 
 def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> str:
     """How ranks exchange: by the study's `peer_access`, the machine, and what the aggregator asks for."""
-    if any(is_by_mpi(stage, machinery) for bucket in strategy.buckets for stage in bucket):
+    if any(is_by_mpi(stage, machinery) for stage in strategy.stages):
         return "mpi"
     if not machinery.has_gpus:
         return "sends"
@@ -98,13 +98,10 @@ def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: 
 def update_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
     """Those of an update on the host; an update on GPUs follows the measured one (`gpu_update_share`)."""
     threads = int(strategy.cell.get("threads") or 1)
-    if any(isinstance(stage, Update) for bucket in strategy.buckets for stage in bucket):
+    if any(isinstance(stage, Update) for stage in strategy.stages):
         return []  # each comes with its bucket
-    works = [
-        _host_work(update, machinery, world_size, threads)
-        for update in strategy.updates
-        if update.site == "host"
-    ]
+    on_host = [update for update in strategy.updates if update.site == "host"]
+    works = [_host_work(update, machinery, world_size, threads) for update in on_host]
     return _among(works, machinery, world_size)
 
 
@@ -172,9 +169,7 @@ def input_copy(strategy: Strategy, machinery: Machinery) -> PredictedValue:
 def sums_by_mpi(strategy: Strategy) -> bool:
     """Whether MPI sums the gradient itself, in host memory, where it is divided too."""
     return any(
-        isinstance(stage, Exchange) and stage.library == "mpi" and stage.native
-        for bucket in strategy.buckets
-        for stage in bucket
+        isinstance(stage, Exchange) and stage.library == "mpi" and stage.native for stage in strategy.stages
     )
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from topologies.errors import TopologyError
-from topologies.machine import Device, Link
+from topologies.machine import Link
 from topologies.model import Topology
 
-FIGURES = ("bandwidth", "latency")
+FIGURES = {"bandwidth": ("bandwidth_bytes_per_s", "back_bytes_per_s"), "latency": ("latency_s",)}
 EXAMPLES = "as in nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x or nodes=16"
 
 MAX_GPUS = 64  # of a node
@@ -37,12 +38,9 @@ def what_if(topology: Topology, changes: Iterable[str]) -> Topology:
 
 
 def _changed(topology: Topology, key: str, value: str) -> Topology:
-    if key == "peer_access":
-        return _peer_access(topology, value)
-    if key == "gpus":
-        return _gpus(topology, value)
-    if key == "nodes":
-        return _nodes(topology, value)
+    whole = {"peer_access": _peer_access, "gpus": _gpus, "nodes": _nodes}
+    if key in whole:
+        return whole[key](topology, value)
     name, _, figure = key.rpartition(".")
     if figure not in FIGURES or not name:
         raise TopologyError(f"what-if {key!r} is not known; {EXAMPLES}")
@@ -53,28 +51,14 @@ def _figure(topology: Topology, name: str, figure: str, value: str) -> Topology:
     if name == "network":
         if topology.network is None:
             raise TopologyError(f"what-if network.{figure}: {topology.name} is one node without a network")
-        network = topology.network
-        if figure == "bandwidth":
-            rate = _number(network.bandwidth_bytes_per_s, value, "network.bandwidth")
-            return replace(topology, network=replace(network, bandwidth_bytes_per_s=rate))
-        latency_s = _number(network.latency_s, value, "latency")
-        return replace(topology, network=replace(network, latency_s=latency_s))
-    machine = topology.machine
-    links = tuple(
-        _link(link, figure, value) if name in (link.id, link.type, link.kind) else link
-        for link in machine.links
+        return replace(topology, network=_with(topology.network, figure, value))
+    machine: Any = topology.machine
+    links, devices = (
+        tuple(_with(one, figure, value) if name in (one.id, one.type, one.kind) else one for one in parts)
+        for parts in ([*machine.links], [*machine.devices])
     )
-    devices = machine.devices
-    if figure == "bandwidth":
-        devices = tuple(
-            _device(device, value) if name in (device.id, device.type, device.kind) else device
-            for device in devices
-        )
     if links == machine.links and devices == machine.devices:
-        known = sorted(
-            {link.type or link.kind for link in machine.links}
-            | {device.type or device.kind for device in machine.devices}
-        )
+        known = sorted({part.type or part.kind for part in (*machine.links, *machine.devices)})
         raise TopologyError(
             f"what-if {name}.{figure}: {topology.name} has no such link or device, or that is its figure "
             f"already; allowed: {', '.join(known)}, a kind or an id"
@@ -82,22 +66,11 @@ def _figure(topology: Topology, name: str, figure: str, value: str) -> Topology:
     return replace(topology, machine=replace(machine, links=links, devices=devices))
 
 
-def _link(link: Link, figure: str, value: str) -> Link:
-    if figure == "latency":
-        return replace(link, latency_s=_number(link.latency_s, value, "latency"))
-    there = _number(link.bandwidth_bytes_per_s, value, "bandwidth")
-    back = link.back_bytes_per_s
-    return replace(
-        link,
-        bandwidth_bytes_per_s=there,
-        back_bytes_per_s=None if back is None else _number(back, value, "bandwidth"),
-    )
-
-
-def _device(device: Device, value: str) -> Device:
-    if device.bandwidth_bytes_per_s is None:
-        return device
-    return replace(device, bandwidth_bytes_per_s=_number(device.bandwidth_bytes_per_s, value, "bandwidth"))
+def _with(part: Any, figure: str, value: str) -> Any:
+    """A link, device or network with another figure, if it has that."""
+    now = {key: getattr(part, key, None) for key in FIGURES[figure]}
+    new = {key: _number(before, value, figure) for key, before in now.items() if before is not None}
+    return replace(part, **new)
 
 
 def _number(before: float, value: str, key: str) -> float:

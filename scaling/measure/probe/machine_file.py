@@ -34,7 +34,7 @@ from topologies.detected_file import machine_file as file_of_detected
 from topologies.detected_file import peer_access
 from topologies.errors import TopologyError
 from topologies.facts import DETECTED, Facts, Gpu
-from topologies.file_format import DerivedFile, machine_file, parse
+from topologies.file_format import DerivedFile, MachineFile, of_form, parse
 from topologies.file_text import WIDTH, as_yaml, validated
 from topologies.model import Path, Topology
 
@@ -75,7 +75,7 @@ def measured_file(measurement: ProbedTopology) -> tuple[dict[str, Any], list[str
 
 
 def _topology(file: Mapping[str, Any]) -> Topology:
-    return build(machine_file(file, str(file["name"])), str(file["name"]))
+    return build(of_form(MachineFile, file, str(file["name"])), str(file["name"]))
 
 
 def _latencies(
