@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import groupby
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import torch
@@ -32,23 +33,15 @@ LARGEST = 1024.0
 
 @dataclass(frozen=True)
 class Case:
-    """One bucket on so many ranks for so many steps.
+    """One bucket on so many ranks for so many steps."""
 
-    Attributes:
-        world_size: ranks.
-        dtype: of gradients and means.
-        shapes: of the tensors in the bucket.
-        values: what the gradients of each step hold.
-        seed: of the values; other ones in every step.
-        resume_after: the number of steps after which the state is also saved and loaded into a new one, which
-            must go on as the first does; None: it is not.
-    """
-
-    world_size: int
-    dtype: torch.dtype
-    shapes: tuple[Shape, ...]
-    values: tuple[Values, ...]
-    seed: int = 0
+    world_size: int  # ranks
+    dtype: torch.dtype  # of gradients and means
+    shapes: tuple[Shape, ...]  # of the tensors in the bucket
+    values: tuple[Values, ...]  # what the gradients of each step hold
+    seed: int = 0  # of the values; other ones in every step
+    # the number of steps after which the state is also saved and loaded into a new one, which must go on as
+    # the first does; None: it is not
     resume_after: int | None = None
 
     @property
@@ -76,10 +69,10 @@ class Case:
 
     def until(self, num_steps: int) -> Case:
         """The first steps of it alone."""
-        resume_after = self.resume_after
-        if resume_after is not None and resume_after >= num_steps:
-            resume_after = None
-        return replace(self, values=self.values[:num_steps], resume_after=resume_after)
+        resumes = self.resume_after is not None and self.resume_after < num_steps
+        return replace(
+            self, values=self.values[:num_steps], resume_after=self.resume_after if resumes else None
+        )
 
     def __str__(self) -> str:
         num_elements, kinds = self.layout.num_elements, " and ".join(dict.fromkeys(self.values))
@@ -167,12 +160,8 @@ def parse_world_sizes(text: str) -> list[int]:
 
 def spelled(sizes: Sequence[int]) -> str:
     """`1-8, 16 ranks`."""
-    runs: list[list[int]] = []
-    for size in sizes:
-        if runs and runs[-1][-1] == size - 1:
-            runs[-1].append(size)
-        else:
-            runs.append([size])
+    following = groupby(enumerate(sizes), lambda pair: pair[1] - pair[0])
+    runs = [[size for _, size in run] for _, run in following]
     texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
     return f"{', '.join(texts)} rank{'s' if list(sizes) != [1] else ''}"
 
@@ -193,25 +182,16 @@ class RunRanks(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank had after one step.
+    """What one rank had after one step."""
 
-    Attributes:
-        owned: the elements whose mean it has.
-        result: a copy of what `aggregate` returned, of use in the owned elements.
-        changed: the gradient as it was then, if it was changed and may not be.
-        parameters: what `distribute` made of them; None where the update site needs none.
-        bytes_sent: metered, with `distribute` and the copy of parameters from an update in host memory.
-        contribution: what the rank brought to the exchange: the gradient, or its own momentum.
-        withheld: the residual after the step, None without error feedback.
-    """
-
-    owned: list[Span]
-    result: Tensor | None
-    changed: Tensor | None
+    owned: list[Span]  # the elements whose mean it has
+    result: Tensor | None  # a copy of what `aggregate` returned, of use in the owned elements
+    changed: Tensor | None  # the gradient as it was then, if it was changed and may not be
+    # what `distribute` made of the parameters; None where the update site needs none
     parameters: Tensor | None
-    bytes_sent: int
-    contribution: Tensor
-    withheld: Tensor | None
+    bytes_sent: int  # metered, with `distribute` and the copy of parameters from an update in host memory
+    contribution: Tensor  # what the rank brought to the exchange: the gradient, or its own momentum
+    withheld: Tensor | None  # the residual after the step, None without error feedback
 
 
 @lru_cache(maxsize=128)

@@ -191,14 +191,19 @@ def _first(differs: Tensor) -> int:
     return int(differs.to(torch.uint8).argmax())
 
 
+def _require_equal(layout: BucketLayout, rank: int, got: Tensor, right: Tensor, words: str) -> None:
+    """An AssertionError names the first element that differs; `words` take `got` and `right` there."""
+    if not torch.equal(got, right):
+        place = _first(got != right)
+        differs = words.format(got=got[place], right=right[place])
+        raise AssertionError(f"{_at(layout, rank, place)}: {differs}")
+
+
 def _check_input(layout: BucketLayout, before: Sequence[Tensor], outcomes: Sequence[Outcome]) -> None:
+    changed = "the gradient was changed from {right:.6g} to {got:.6g}, but modifies_input is False"
     for rank, (values, outcome) in enumerate(zip(before, outcomes, strict=True)):
         if outcome.changed is not None:
-            place = _first(values != outcome.changed)
-            raise AssertionError(
-                f"{_at(layout, rank, place)}: the gradient was changed from {values[place]:.6g} to "
-                f"{outcome.changed[place]:.6g}, but modifies_input is False"
-            )
+            _require_equal(layout, rank, outcome.changed, values, changed)
 
 
 def _check_owned(aggregator: Aggregator[Any], layout: BucketLayout, outcomes: Sequence[Outcome]) -> None:
@@ -275,15 +280,11 @@ def _check_mean(
         for rank, outcome in enumerate(outcomes):
             if not are_first[rank]:
                 bound.check(layout, rank, outcome)
-    if aggregator.site(layout) == "replica" and layout.num_elements:
-        first = outcomes[0].result
-        for rank, outcome in enumerate(outcomes):
-            assert first is not None
-            assert outcome.result is not None
-            if not (are_first[rank] or torch.equal(outcome.result, first)):
-                place = _first(outcome.result != first)
-                got, of_first = outcome.result[place], first[place]
-                raise AssertionError(f"{_at(layout, rank, place)}: got {got:.9g}, rank 0 has {of_first:.9g}")
+    if aggregator.site(layout) == "replica" and (first := outcomes[0].result) is not None:
+        for rank, outcome in enumerate(outcomes if layout.num_elements else ()):
+            if not are_first[rank] and outcome.result is not None:
+                words = "got {got:.9g}, rank 0 has {right:.9g}"
+                _require_equal(layout, rank, outcome.result, first, words)
 
 
 class _Bound:
@@ -337,11 +338,7 @@ def _check_distribution(
     if all(outcome.parameters is None for outcome in outcomes):
         return
     new = parameters_of(layout.num_elements, dtype, index)
+    words = "distribute leaves the parameter {got:.9g}, the owner has {right:.9g}"
     for rank, outcome in enumerate(outcomes):
-        if outcome.parameters is not None and not torch.equal(outcome.parameters, new):
-            place = _first(outcome.parameters != new)
-            got, right = outcome.parameters[place], new[place]
-            raise AssertionError(
-                f"{_at(layout, rank, place)}: distribute leaves the parameter {got:.9g}, "
-                f"the owner has {right:.9g}"
-            )
+        if outcome.parameters is not None:
+            _require_equal(layout, rank, outcome.parameters, new, words)

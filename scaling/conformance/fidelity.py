@@ -47,12 +47,8 @@ GLOBAL_BATCH, LEARNING_RATE = 128, 0.3
 
 LARGE = BucketLayout.of(
     [
-        ("wide.weight", (2048, 1024)),
-        ("wide.bias", (2048,)),
-        ("convolution.weight", (256, 256, 3, 3)),
-        ("convolution.bias", (256,)),
-        ("last.weight", (1000, 1024)),
-        ("last.bias", (1000,)),
+        *(("wide.weight", (2048, 1024)), ("wide.bias", (2048,)), ("convolution.weight", (256, 256, 3, 3))),
+        *(("convolution.bias", (256,)), ("last.weight", (1000, 1024)), ("last.bias", (1000,))),
     ]
 )
 """What rates are measured on: 15 MB, of which all but the convolution is matrices."""
@@ -88,36 +84,24 @@ def recorded_gradients() -> tuple[BucketLayout, Tensor]:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What one lossy aggregator does to gradients.
+    """What one lossy aggregator does to gradients. Errors are |result - mean| / |mean| in the 2-norm; the
+    mean in float64, with the aggregator's own momentum where it has one."""
 
-    Attributes:
-        first_error_ratio: |first result - mean| / |mean|, in the 2-norm; the mean in float64, with the
-            aggregator's own momentum where it has one.
-        first_cosine: of the angle between the two; None where the result is zero.
-        sum_error_ratio: the same error of the sums over all steps.
-        replicas_agree: all ranks' parameters have the same bits after the steps.
-        replicas_off_by: the largest difference of a parameter.
-        formula_bytes, metered_bytes: of the rank that sends most, in a step over the larger gradient.
-        exact_bytes: what `all_reduce` sends.
-        encode_s, decode_s: of rank 0.
-        host_us_per_bucket: how long both keep the host of rank 0, the gradient being one bucket; a hook that
-            is no CUDA graph holds the backward pass back so long.
-        gradient_bytes: S, of the larger gradient.
-        measured_on: the processor or GPU.
-    """
-
-    first_error_ratio: float
-    first_cosine: float | None
-    sum_error_ratio: float
-    replicas_agree: bool
-    replicas_off_by: float
+    first_error_ratio: float  # of the first result
+    first_cosine: float | None  # of the angle between the two; None where the result is zero
+    sum_error_ratio: float  # of the sums over all steps
+    replicas_agree: bool  # all ranks' parameters have the same bits after the steps
+    replicas_off_by: float  # the largest difference of a parameter
+    # formula_bytes, metered_bytes: of the rank that sends most, in a step over the larger gradient
     formula_bytes: int | None
     metered_bytes: int
-    exact_bytes: int
-    encode_s: float
+    exact_bytes: int  # what `all_reduce` sends
+    encode_s: float  # encode_s, decode_s: of rank 0
     decode_s: float
-    gradient_bytes: int
-    measured_on: str
+    gradient_bytes: int  # S, of the larger gradient
+    measured_on: str  # the processor or GPU
+    # how long both keep the host of rank 0, the gradient being one bucket; a hook that is no CUDA graph holds
+    # the backward pass back so long
     host_us_per_bucket: float
 
     @property
