@@ -164,7 +164,9 @@ class FullyShardedDataParallel(torch.nn.Module):
     (FullyShardedDataParallel, ".*FSDP: its exchange cannot be left out; take a trace with torch.profiler"),
     (lambda: None, "None"),
 ])  # fmt: skip
-def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wrapper, said):
+def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(monkeypatch, wrapper, said):
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("horovod", "deepspeed")]:
+        monkeypatch.delitem(sys.modules, module)  # of another test in this process
     gc.collect()
     model = wrapper()
     used = inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
