@@ -184,4 +184,4 @@ def _trained(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> Iterator[F
         for row in sorted(lossy, key=lambda row: -float(row["final_test_accuracy"])):
             lost = row["final_test_accuracy"] - best["final_test_accuracy"]
             values = {**{name: row[name] for name in names}, "exact": reference, "lost": lost}
-            yield Finding("answer_trained", (row["cell_id"],), values)
+            yield Finding("answer_trained", (row["cell_id"], best["cell_id"]), values)

@@ -41,6 +41,9 @@ LIMITS = {
 }
 """Kind of a limit -> what it is called in a table; others are called by their kind."""
 
+FIRST = ("Limit: ", "Sure", "Not sure", "Next: ")
+"""How lines begin that say what limits, how sure, what next: they stand before those that explain it."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -49,11 +52,13 @@ class Answer:
     details: list[str] = field(default_factory=list)
     command: str = ""
     cells: Sequence[str] = ()
+    explained: list[str] = field(default_factory=list)  # stands below the command
 
     @property
     def lines(self) -> list[str]:
         lines = [*filter(None, [self.sentence]), *self.details]
-        return [*lines[:-1], f"{lines[-1]} {self.command}"] if self.command else lines
+        last = [f"{lines[-1]} {self.command}"] if self.command else lines[-1:]
+        return [*lines[:-1], *last, *self.explained]
 
 
 def answer_of(
@@ -69,12 +74,20 @@ def answer_of(
     details[:0] = [text_of(one, "training") for one in trained[:1]]
     if command:
         details[-1] = details[-1].removesuffix(f" {command}")
+    explained = [line for line in details if not line.startswith(FIRST)]
+    details = [line for line in details if line.startswith(FIRST)]
+    for place, (limit, _, more) in enumerate(line.partition("; ") for line in details):
+        if limit.startswith("Limit") and more:
+            details[place] = f"{limit}."
+            explained.append(f"{more[0].upper()}{more[1:]}")
     if answers:
         doubt = text_of(verdicts[0], "doubt")
         asked = question_answer(answers)
         sentence = " ".join(filter(None, [doubt, asked.sentence]))
-        return replace(asked, sentence=sentence, details=[*cautions, *details], command=command)
-    return Answer(sentence, workers_table(verdicts), [*cautions, *details], command, verdicts[0].cells)
+        more = {"command": command, "explained": explained}
+        return replace(asked, sentence=sentence, details=[*cautions, *details], **more)
+    table = workers_table(verdicts)
+    return Answer(sentence, table, [*cautions, *details], command, verdicts[0].cells, explained)
 
 
 def question_answer(answers: Sequence[Finding]) -> Answer:
@@ -82,8 +95,15 @@ def question_answer(answers: Sequence[Finding]) -> Answer:
     is_several = len(answers) > 1 and first.kind != "answer_trained"
     sentence = f"{names[0] + ': ' if is_several else ''}{text_of(first)}"
     items = [(name, answer.values) for name, answer in zip(names, answers, strict=True)]
+    cells, bounds = [list(one.cells) for one in answers], []
+    for place in reversed(range(len(items) if first.kind == "answer_trained" else 0)):
+        exact = items[place][1]["exact"]
+        if place == 0 or items[place - 1][1]["exact"] is not exact:
+            items.insert(place, (f"{exact['aggregator']}, exact", {**exact, "lost": None}))
+            cells.insert(place, [cells[place][-1]])
+            bounds.append(place)
     title, statistic, columns = TABLES[first.kind]
-    table = table_of(title, statistic, columns, items, cells=[list(one.cells) for one in answers])
+    table = table_of(title, statistic, columns, items, cells=cells, bounds=bounds)
     if all(one.values.get("device") == "cuda" for one in answers):
         table = replace(table, headings=["GPUs" if name == "workers" else name for name in table.headings])
     return Answer(sentence, without_empty_columns(table), cells=first.cells)
@@ -172,7 +192,7 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
         [
             Column("aggregator", lambda item: item[0]),
             Column("accuracy", lambda item: percent(item[1]["final_test_accuracy"], 2)),
-            Column("points", lambda item: points(item[1]["lost"])),
+            Column("points", lambda item: MISSING if item[1]["lost"] is None else points(item[1]["lost"])),
             Column("training, s", lambda item: number(item[1]["train_s"])),
         ],
     ),

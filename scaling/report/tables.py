@@ -43,7 +43,7 @@ class Table:
     section: str = "speedup"  # where it stands (`scaling.report.tables`)
     source: str = "summary.csv"  # the file that has the same values in full
     group: str = ""  # key of the comparable cells that it shows; "" where it shows none or several
-    bounds: Collection[int] = ()  # numbers of the rows that exchange nothing: a bound, not a choice
+    bounds: Collection[int] = ()  # numbers of the rows that others are compared with, or that bound them
     best: Collection[int] = ()  # numbers of the rows that the answer names
 
     @cached_property

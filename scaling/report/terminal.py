@@ -179,13 +179,17 @@ def screen(answer: Answer, *, command: str, page: str) -> list[str]:
     """At most MOST_LINES lines of at most WIDTH characters; a command that is longer goes over several."""
     last = ["", f"All tables: {command}", f"Page: {page}"]
     first = _folded(answer.sentence, answer.command)
-    details = [_folded(text, answer.command) for text in answer.lines[bool(answer.sentence) :]]
+    texts = [_folded(text, answer.command) for text in answer.lines[bool(answer.sentence) :]]
+    details, explained = texts[: len(answer.details)], texts[len(answer.details) :]
     rows = table_lines(answer.table) if answer.table else []
-    room = MOST_LINES - height([*first, *last]) - bool(details) - bool(rows)
+    room = MOST_LINES - height([*first, *last]) - bool(texts) - bool(rows)
     needed = sum(map(height, rows[: 1 + FEWEST_ROWS])) + (len(rows) > 1 + FEWEST_ROWS)
-    least = sum(map(height, details[-LAST_DETAILS:])) + (len(details) > LAST_DETAILS)
-    table = _fitting(rows, max(room - sum(map(height, details)), min(needed, room - least)), "rows")
-    shown = _fitting(details, room - sum(map(height, table)), "details")
+    least = sum(map(height, details[-LAST_DETAILS:])) + (len(texts) > LAST_DETAILS)
+    table = _fitting(rows, max(room - sum(map(height, texts)), min(needed, room - least)), "rows")
+    room -= sum(map(height, table))
+    if sum(map(height, texts)) > room:  # what is left out is of what stands before the last details
+        texts = [*details[:-LAST_DETAILS], *explained, *details[-LAST_DETAILS:]]
+    shown = _fitting(texts, room, "details")
     parts = [first, [line for row in table for line in row], [line for text in shown for line in text]]
     lines = [line for part in parts if part for line in [*part, ""]][:-1]
     return [*lines, *last]
