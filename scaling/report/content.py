@@ -108,7 +108,10 @@ class Content:
 
     @property
     def title(self) -> str:
-        return self.name if self.script_answer else f"{self.name}: {ASKED[self.question]}"
+        asked, what = self.answer.sentence.partition("?")[0], ASKED[self.question]
+        if self.question == "devices" and self.answer.sentence.count("?") == 1:
+            what = f"{asked[0].lower()}{asked[1:]}"
+        return self.name if self.script_answer else f"{self.name}: {what}"
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,8 @@ def _found(extras: Extras, sentences: Sequence[Sentence]) -> Answer:
     said = [one.text for one in sentences if one.kind not in IN_ANSWERS]
     question, mark, _ = asked.sentence.partition("?")  # what answers it at length is no detail
     details = [text for text in said if not mark or text.partition("?")[0] != question]
+    if extras.answers:
+        details.append("Limit: unknown, since no step was timed.")
     if extras.command:
         details.append("Next: train with three seeds, to see how much is chance:")
     return replace(asked, details=details, command=extras.command)

@@ -127,7 +127,7 @@ def test_caption_says_how_to_see_the_grey_lines_and_every_line_begins_at_one_wor
     lines = lines_of(study, none=1.9, all_reduce=2.0, tree=2.2)
     said = 'any aggregator. Press "show others" to see the remaining ones.'
     assert caption_of("Speedup", lines, ()) == (
-        "Speedup, 95% intervals (a hollow point has none). No exchange: the same step without communication, "
+        "Speedup, 95% intervals. A hollow point has none. No exchange: the same step without communication, "
         f"about the bound for {said}"
     )
     axes = draw_scaling("", "speedup", lines, ideal=1.0).axes[0]

@@ -55,8 +55,8 @@ class FigureInput:
     def titled(self, what: str, group: CellGroup) -> str:
         """`what`, and what distinguishes the group from the report's others of its kind."""
         parts = [title_parts(other.given) for other in self.groups_of(group.kind)]
-        shared = set(parts[0]).intersection(*parts[1:])
-        return ", ".join([what, *(part for part in title_parts(group.given) if part not in shared)])
+        said = {"strong scaling", "weak scaling"} | set(parts[0]).intersection(*parts[1:])  # by the batch
+        return ", ".join([what, *(part for part in title_parts(group.given) if part not in said)])
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from scaling.report.formats import milliseconds, percent
 from scaling.report.text import title_of
 
 CAPTION = (
-    "Mean over the middle half of the profiled steps, on the rank that the others wait for (columns "
+    "Mean over the middle half of the profiled steps. On the rank that the others wait for (columns "
     "<part>_s). The outlined part above a bar is communication during the computation, which adds no time "
     "to the step (hidden_comm_s). Diamond: the step without profiling, with its 95% interval; hollow: it "
     "has none. A bar more than ten times the median is broken; its number is its length."
@@ -182,8 +182,8 @@ _DIAMOND: Any = {
 
 
 ANSWER_CAPTION = (
-    "Mean of the slowest rank's profiled steps, scaled to the typical (median) unprofiled step. "
-    "The bar ends at the wall clock of a step. {}ommunication hidden during the computation is not drawn."
+    "Slowest rank's mean profiled step, scaled to the median. That is of unprofiled steps; the bar ends at "
+    "the wall clock of a step. {}ommunication hidden during the computation is not drawn."
 )
 
 GROUPED = {

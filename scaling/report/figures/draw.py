@@ -50,7 +50,7 @@ BUILT_IN = {
 FIGURES = Registry("figure", GROUP, BUILT_IN)
 
 
-OF_QUESTIONS = {"memory": "memory", "buckets": "axes", "compression": "trade"}
+OF_QUESTIONS = {"memory": "memory", "buckets": "axes", "compression": "trade", "aggregator": "budget"}
 """Question of a study -> the figure that answers it: it stands open, with those of all studies."""
 
 

@@ -55,7 +55,7 @@ GROUPED_PARTS = {
     "encoding, decoding": "#b9a3cc",
     "copies and sums": "#d8c26a",
     "input, update, other": "#8f8f8f",
-    LONG_STEPS: "#3f3f3f",
+    LONG_STEPS: "#404040",
 }
 """The parts of a step, summed, -> their colours, which no line has."""
 

@@ -187,7 +187,7 @@ def caption_of(what: str, lines: Sequence[ScalingLine], best: Collection[str]) -
     lows = [low for line in drawn for low in line.low]
     is_known = [not math.isnan(low) for low in lows]
     intervals = ", 95% intervals" if any(is_known) else ""
-    parts = [f"{what}{intervals}{' (a hollow point has none)' if intervals and not all(is_known) else ''}."]
+    parts = [f"{what}{intervals}.{' A hollow point has none.' if intervals and not all(is_known) else ''}"]
     if any(line.is_bound for line in drawn):
         parts.append("No exchange: the same step without communication, about the bound for any aggregator.")
     if any(_is_grey(line, winner) for line in drawn):
@@ -233,7 +233,7 @@ def _draw_line(
         add_tip(axes, size, value, line.tips[at], series)
 
 
-WHAT = "Throughput relative to one {} without exchange"
+WHAT = "Over one {} without exchange"
 
 
 @figure(section="answer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,9 +35,10 @@ from scaling.report.figures.svg import with_tip
 from scaling.report.formats import number, percent
 from scaling.report.text import title_of, unit_of
 
-CHARACTER, DOT, RIGHT_END = 0.021, 0.012, 1.02
+CHARACTER, DOT, RIGHT_END = 0.017, 0.012, 1.02
 """A label's width per character, half of a point's size, and where labels end, as shares of the plot."""
 
+FEW = 4  # with fewer labels one may stand further from its point
 NARROW = 5.0  # an axis that spans less than this factor has ticks at even distances
 CAPTION = (
     "Test accuracy after the last epoch, on the most workers, against what the training took. Green: none is "
@@ -68,7 +70,8 @@ def _of_time(data: FigureInput, objectives: Sequence[str]) -> Iterator[Drawn]:
     """Of each workload in which no candidate is best in both: the value of an objective against time."""
     for objective in objectives:
         for workload in workloads(objective, data.rows, list(data.cells.values())):
-            if trade_off(objective, workload.candidates) is not None:
+            is_asked = data.question == objective and len(workload.candidates) > 1
+            if is_asked or trade_off(objective, workload.candidates) is not None:
                 fastest = min(workload.candidates, key=seconds_a_sample)
                 (group,) = [one for one in data.groups_of("iteration") if fastest.row in one.rows]
                 title = data.titled(f"{NAMES[objective]} against time", group)
@@ -128,7 +131,9 @@ def _draw_accuracies(title: str, points: Sequence[Point], label: str) -> Figure:
     ends = [end for point in points for end in (point.y, point.low, point.high) if math.isfinite(end)]
     figure, axes = _plot(title, points, label)
     if NEARLY_ALL <= max(ends) < 1:
-        axes.set_ylim((1 - max(ends)) / 1.2, (1 - min(ends)) * 1.2)
+        least, most = 1 - max(ends), 1 - min(ends)
+        room = min(1.2, max(1.01, math.sqrt(most / least)))
+        axes.set_ylim(least / room, most * room)
         plain_log(axes, percent_tick)
         if axes.get_ylim()[1] < NARROW * axes.get_ylim()[0]:
             axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -183,9 +188,11 @@ def _draw_points(
     to_axes = axes.transData + axes.transAxes.inverted()
     ordered = sorted(points, key=lambda point: point not in best)
     places = [to_axes.transform((point.x, point.y)) for point in ordered]
-    labels = label_places(
-        [(float(x), float(y), broken(one.name)) for (x, y), one in zip(places, ordered, strict=True)]
-    )
+    corners = [place for one, after in pairwise(best) for place in ((one.x, one.y), (after.x, one.y))]
+    stair = to_axes.transform([*corners, (best[-1].x, best[-1].y)]).tolist()
+    named = [(float(x), float(y), broken(one.name)) for (x, y), one in zip(places, ordered, strict=True)]
+    stairs = [(min(x, u), min(y, v), max(x, u), max(y, v)) for (x, y), (u, v) in pairwise(stair)]
+    labels = label_places(named, stairs)
     for point, label_at in zip(ordered, labels, strict=True):
         colour = BEST if point in best else OTHER
         is_single = math.isnan(point.low)
@@ -199,15 +206,19 @@ def _draw_points(
             with_tip(name, point.tip)
 
 
-def label_places(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float] | None]:
+def label_places(
+    points: Sequence[tuple[float, float, str]], drawn: Sequence[tuple[float, ...]] = ()
+) -> list[tuple[float, float] | None]:
     """Where each label begins: next to its point, over nothing else; None where there is no room."""
+    num_named = sum(bool(name) for *_, name in points)
     # Left, bottom, right and top of what is taken, as shares of the plot.
-    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]
+    taken = [*drawn, *((x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points)]
     places: list[tuple[float, float] | None] = []
     for x, y, label in points:
         lines = label.split("\n")
         width, half = CHARACTER * max(map(len, lines)), LABEL_GAP * len(lines) / 2
-        rows = [y + half + DOT, y - half - DOT, y]
+        further = [y + half + 3 * DOT, y - half - 3 * DOT] if num_named < FEW else []
+        rows = [y + half + DOT, y - half - DOT, y, *further]
         starts = [(x + 2 * DOT, row) for row in rows] + [(x - 2 * DOT - width, row) for row in rows]
         boxes = {(left, row): (left, row - half, left + width, row + half) for left, row in starts}
         free = [

@@ -251,8 +251,8 @@ def _tip(line: TrainingLine, at: int) -> str:
 
 
 TARGET_CAPTION = (
-    "Seconds to the end of the first epoch that reaches the target, without evaluation (column "
-    "seconds_to_target; median over repeats and seeds{line})."
+    "Training alone, to the end of the first epoch at the target. Column seconds_to_target, without "
+    "evaluation; median over repeats and seeds{line}."
 )
 
 PREDICTION = (

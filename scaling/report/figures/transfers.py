@@ -34,7 +34,7 @@ from scaling.report.figures.svg import with_tip
 from scaling.report.transfer_tables import NAMES, name_of, title_of, who_did
 
 CAPTION = (
-    "Bus bandwidth (busbw of nccl-tests; column busbw_bytes_per_s of transfers.csv) of the median time. "
+    "Bus bandwidth of the median time. busbw of nccl-tests: column busbw_bytes_per_s of transfers.csv. "
     "Bars: 95% intervals; a hollow point has none."
 )
 
