@@ -181,7 +181,7 @@ def _trained(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> Iterator[F
             continue
         best = max(exact, key=lambda row: float(row["final_test_accuracy"]))
         reference = {name: best[name] for name in names}
-        for row in sorted(lossy, key=lambda row: -float(row["final_test_accuracy"])):
-            lost = row["final_test_accuracy"] - best["final_test_accuracy"]
+        for row in [*sorted(lossy, key=lambda row: -float(row["final_test_accuracy"])), best]:
+            lost = None if row is best else row["final_test_accuracy"] - best["final_test_accuracy"]
             values = {**{name: row[name] for name in names}, "exact": reference, "lost": lost}
-            yield Finding("answer_trained", (row["cell_id"], best["cell_id"]), values)
+            yield Finding("answer_trained", (row["cell_id"],), values)

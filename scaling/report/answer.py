@@ -76,18 +76,16 @@ def answer_of(
         details[-1] = details[-1].removesuffix(f" {command}")
     explained = [line for line in details if not line.startswith(FIRST)]
     details = [line for line in details if line.startswith(FIRST)]
-    for place, (limit, _, more) in enumerate(line.partition("; ") for line in details):
-        if limit.startswith("Limit") and more:
-            details[place] = f"{limit}."
-            explained.append(f"{more[0].upper()}{more[1:]}")
-    if answers:
-        doubt = text_of(verdicts[0], "doubt")
-        asked = question_answer(answers)
-        sentence = " ".join(filter(None, [doubt, asked.sentence]))
-        more = {"command": command, "explained": explained}
-        return replace(asked, sentence=sentence, details=[*cautions, *details], **more)
-    table = workers_table(verdicts)
-    return Answer(sentence, table, [*cautions, *details], command, verdicts[0].cells, explained)
+    limit, mark, more = details[0].partition("; ")
+    if mark and limit.startswith("Limit"):
+        details[0] = f"{limit}."
+        explained.append(f"{more[0].upper()}{more[1:]}")
+    answer = Answer(sentence, None, [*cautions, *details], command, verdicts[0].cells, explained)
+    if not answers:
+        return replace(answer, table=workers_table(verdicts))
+    asked = question_answer(answers)
+    sentence = " ".join(filter(None, [text_of(verdicts[0], "doubt"), asked.sentence]))
+    return replace(answer, sentence=sentence, table=asked.table, cells=asked.cells)
 
 
 def question_answer(answers: Sequence[Finding]) -> Answer:
@@ -95,15 +93,10 @@ def question_answer(answers: Sequence[Finding]) -> Answer:
     is_several = len(answers) > 1 and first.kind != "answer_trained"
     sentence = f"{names[0] + ': ' if is_several else ''}{text_of(first)}"
     items = [(name, answer.values) for name, answer in zip(names, answers, strict=True)]
-    cells, bounds = [list(one.cells) for one in answers], []
-    for place in reversed(range(len(items) if first.kind == "answer_trained" else 0)):
-        exact = items[place][1]["exact"]
-        if place == 0 or items[place - 1][1]["exact"] is not exact:
-            items.insert(place, (f"{exact['aggregator']}, exact", {**exact, "lost": None}))
-            cells.insert(place, [cells[place][-1]])
-            bounds.append(place)
     title, statistic, columns = TABLES[first.kind]
-    table = table_of(title, statistic, columns, items, cells=cells, bounds=bounds)
+    exact = [place for place, (_, values) in enumerate(items) if values.get("lost", 0) is None]
+    cells = [list(one.cells) for one in answers]
+    table = table_of(title, statistic, columns, items, cells=cells, bounds=exact)
     if all(one.values.get("device") == "cuda" for one in answers):
         table = replace(table, headings=["GPUs" if name == "workers" else name for name in table.headings])
     return Answer(sentence, without_empty_columns(table), cells=first.cells)
@@ -112,7 +105,7 @@ def question_answer(answers: Sequence[Finding]) -> Answer:
 def _workloads(answers: Sequence[Finding]) -> list[str]:
     """Of each row its workload, by what differs, and its link."""
     if "given" not in answers[0].values:
-        return [answer.values["aggregator"] for answer in answers]
+        return [f"{one.values['aggregator']}{', exact' * (one.values['lost'] is None)}" for one in answers]
     titles = short_names([title_parts(answer.values["given"]) for answer in answers])
     links = {None: "", True: ", peer access", False: ", host-only"}
     differ = len({answer.values["peer_access"] for answer in answers}) > 1
