@@ -80,14 +80,16 @@ class StripeBuffers:
         self, stripes: StripeLayout, rank: int, device: torch.device, marks: Tensor | None = None
     ) -> None:
         self.stripes, self.rank, self.places = stripes, rank, Places.of(stripes, rank)
-        num_elements = sum(matrix.num_elements for matrix in stripes.own(rank))
-        real = torch.float32
-        self.residual = torch.zeros(stripes.layout.num_elements, dtype=real, device=device)
-        self.stripe_residual = torch.zeros(num_elements, dtype=real, device=device)
+        num_elements, num_matrices = (
+            sum(each.num_elements for each in stripes.own(rank)),
+            len(stripes.matrices),
+        )
+        self.residual = torch.zeros(stripes.layout.num_elements, device=device)
+        self.stripe_residual = torch.zeros(num_elements, device=device)
         self.wire = torch.zeros(self.places.num_words, dtype=torch.int32, device=device)
-        self.marks = torch.zeros(len(stripes.matrices), dtype=torch.bool, device=device)
-        if marks is not None:
-            self.marks = marks[: len(stripes.matrices)]
+        if marks is None:
+            marks = torch.zeros(num_matrices, dtype=torch.bool, device=device)
+        self.marks = marks[:num_matrices]
         words, own_words = stripes.words, stripes.words[rank]
         sent = [0 if owner == rank else size for owner, size in enumerate(words)]
         self.outgoing = self._messages(self.places.outgoing, sent)
@@ -214,29 +216,22 @@ class PlaneStripes(TorchStripes):
             return self._encode_planes(left, lambda _, rows: added[rows])
         return super()._encode(left, added)
 
-    def encode_sums(self) -> None:
+    def _encode_sum(self, left: Tensor, number: int) -> None:
+        if not self._by_planes(left):
+            return super()._encode_sum(left, number)
         buffers, rank = self.buffers, self.buffers.rank
-        for number, left in enumerate(buffers.own_stripes(buffers.stripe_residual)):
-            if not left.numel():
-                continue
-            if not self._by_planes(left):
-                self._encode_sum(left, number)
-                continue
-            received = [
-                _Received(*buffers.stripes.parts(message, number, rank)) for message in buffers.incoming
-            ]
-            first, *others = received
+        first, *others = (
+            _Received(*buffers.stripes.parts(message, number, rank)) for message in buffers.incoming
+        )
 
-            def total(
-                plane: int, rows: slice, first: _Received = first, others: list[_Received] = others
-            ) -> Tensor:
-                value = first.plane(plane, rows)
-                for other in others:
-                    value.add_(other.plane(plane, rows))
-                return value
+        def total(plane: int, rows: slice) -> Tensor:
+            value = first.plane(plane, rows)
+            for other in others:
+                value.add_(other.plane(plane, rows))
+            return value
 
-            encoded = self._encode_planes(left, total)
-            self._write(buffers.gathered[rank], number, rank, encoded, 0, left.shape[1])
+        encoded = self._encode_planes(left, total)
+        self._write(buffers.gathered[rank], number, rank, encoded, 0, left.shape[1])
 
     def _decode_stripe(self, target: Tensor, number: int, owner: int) -> None:
         if not self._by_planes(target):
@@ -254,7 +249,7 @@ class PlaneStripes(TorchStripes):
     def _encode_planes(self, left: Tensor, added: Plane) -> Encoded:
         num_rows, num_columns = left.shape
         num_words = -(-num_rows // 32)
-        planes = list(_planes(num_rows, num_words))
+        planes = _planes(num_rows, num_words)
         if self.threshold == "zero":
             m0, m1 = _class_means(left, added, planes, num_words)
             limit = torch.zeros(())

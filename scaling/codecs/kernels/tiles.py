@@ -143,9 +143,8 @@ def tables_of(
         num_partials += partial_rows * matrix.columns
         num_columns += matrix.columns
     groups = [(vector, [tile for tile in tiles if tile.is_vector == vector]) for vector in (True, False)]
-    tables = [(vector, _table(group, len(Tile._fields), device)) for vector, group in groups if group]
-    columns = _table(column_tiles, len(ColumnTile._fields), device)
-    return Tables(tables, columns, num_partials, num_columns)
+    tables = [(vector, _table(group, device)) for vector, group in groups if group]
+    return Tables(tables, _table(column_tiles, device), num_partials, num_columns)
 
 
 def plain_lanes(lanes: int) -> int:
@@ -171,5 +170,5 @@ def _tiles(shared: Tile, lanes: int, iterations: int) -> list[Tile]:
     ]
 
 
-def _table(rows: Sequence[tuple[int, ...]], width: int, device: torch.device) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64).view(-1, width).to(device)
+def _table(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64).to(device)
