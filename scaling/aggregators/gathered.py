@@ -45,19 +45,28 @@ TORCH_ENCODE_BYTES_MOVED = 16.0
 TORCH_DECODE_BYTES_MOVED = 5.0
 
 
-@dataclass
 class GatheredState(WatchedState):
     """Buffers of one rank; those by chunks are filled up with zeros."""
 
-    coder: ChunkCoder | None = field(repr=False)  # of codecs by chunks
-    residual: Tensor  # [padded] float32; empty without feedback
-    velocity: Tensor  # [padded] float32: momentum of the own gradients; empty without
-    drawn: Tensor  # what decides the next random numbers; empty without
-    incoming: Tensor  # [rank, ...] int32: every rank's encoding, the own one too
-    result: Tensor  # [num_elements]
-    chunks: Chunks
-    noise: Noise | None = field(repr=False)
     by_parameter = ("residual", "velocity")
+
+    def __init__(
+        self, of: Gathered, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        n = layout.num_elements
+        chunks = of.chunks(n)
+        watch = FiniteWatch.of_chunks(layout, of.watched_elements(chunks), device)
+        super().__init__(group, layout, watch=watch)
+        self.coder = of.coder(chunks, device)  # of codecs by chunks
+        self.noise = of.noise(chunks.padded, group.rank, device)
+        self.residual = zeros(chunks.padded if of.feeds_back() else 0)
+        self.velocity = zeros(chunks.padded if of.own_momentum() else 0)  # momentum of the own gradients
+        # [rank, ...]: every rank's encoding, the own one too
+        self.incoming = zeros(group.world_size, *of.wire_shape(n), dtype=torch.int32)
+        self.result = zeros(n, dtype=dtype)
 
     @property
     def notes(self) -> list[str]:
@@ -65,7 +74,7 @@ class GatheredState(WatchedState):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """What decides the random numbers is stored with every parameter of the bucket."""
-        drawn = [self.drawn] * len(self.layout.names) if self.drawn.numel() else []
+        drawn = [] if self.noise is None else [self.noise.drawn] * len(self.layout.names)
         return super().checkpoint_tensors() | named("drawn", self.layout.names, drawn)
 
     def total_residual(self) -> Tensor | None:
@@ -125,25 +134,7 @@ class Gathered(Aggregator[GatheredState]):
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> GatheredState:
         require_same_on_ranks(layout, group)
-        chunks = self.chunks(layout.num_elements)
-        noise = self.noise(chunks.padded, group.rank, device)
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        return GatheredState(
-            group,
-            layout,
-            coder=self.coder(chunks, device),
-            residual=zeros(chunks.padded if self.feeds_back() else 0),
-            velocity=zeros(chunks.padded if self.own_momentum() else 0),
-            drawn=zeros(0, dtype=torch.int32) if noise is None else noise.drawn,
-            incoming=zeros(group.world_size, *self.wire_shape(layout.num_elements), dtype=torch.int32),
-            result=zeros(layout.num_elements, dtype=dtype),
-            chunks=chunks,
-            noise=noise,
-            watch=FiniteWatch.of_chunks(layout, self.watched_elements(chunks), device),
-        )
+        return GatheredState(self, layout, group, dtype, device)
 
     @final
     def aggregate(self, state: GatheredState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:

@@ -26,22 +26,26 @@ from scaling.process_group import Group
 
 
 @dataclass(frozen=True)
-class NoExchange(Aggregator[AggregatorState]):
-    """Control arm without exchange: every rank keeps its own gradient. Overlapped steps have no DDP."""
-
-    name = "none"
-    exchanges = False
+class _Stateless(Aggregator[AggregatorState]):
     modifies_input = True  # returns the very buffer
     overlaps = True
     graph_capturable = True
-
-    def ddp_path(self) -> DdpPath:
-        return "bare"
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> AggregatorState:
         return AggregatorState(group, layout)
+
+
+@dataclass(frozen=True)
+class NoExchange(_Stateless):
+    """Control arm without exchange: every rank keeps its own gradient. Overlapped steps have no DDP."""
+
+    name = "none"
+    exchanges = False
+
+    def ddp_path(self) -> DdpPath:
+        return "bare"
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         return 0
@@ -74,22 +78,14 @@ class NoOp(NoExchange):
 
 
 @dataclass(frozen=True)
-class AllReduce(Aggregator[AggregatorState]):
+class AllReduce(_Stateless):
     """The communication library's all-reduce (NCCL or Gloo), in place on the flat gradient."""
 
     name = "all_reduce"
-    modifies_input = True
-    overlaps = True
-    graph_capturable = True
 
     def ddp_path(self) -> DdpPath:
         """What users of DDP run; a subclass with an `aggregate` of its own runs as a hook."""
         return "own" if type(self).aggregate is AllReduce.aggregate else "hook"
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> AggregatorState:
-        return AggregatorState(group, layout)
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         return layout.num_elements * itemsize * 2 * (world_size - 1) // world_size

@@ -18,7 +18,7 @@ random Q are new ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -53,30 +53,43 @@ SUMMED_UNIFORMS = 4
 """Their sum, less its mean, is close enough to a normal number for a random direction."""
 
 
-@dataclass
 class PowerSgdState(WatchedState):
     """Buffers of one rank, and views into them; [batch, ...] a batch of `scaling.codecs.power_sgd`."""
 
-    values: Tensor  # [num_elements] float32: gradient + residual; between steps the residual
-    decoded: Tensor  # [num_elements] float32: the mean
-    result: Tensor  # the same in the gradient's type; the same tensor where that is float32
-    first: Tensor  # float32: all P, then what is sent as it is
-    second: Tensor  # float32: all Q, which the next step begins with
-    p: ThinMatrices  # in `first`
-    q: ThinMatrices  # in `second`
-    groups: list[MatrixGroup]
-    feeds_back: bool
-    matrices: list[Tensor]  # [batch, n, m] in `values`
-    means: list[Tensor]  # likewise, in `decoded`
-    sent_p: list[Tensor]  # [batch, n, r] in `first`
-    orthonormal_p: list[Tensor]  # likewise
-    sent_q: list[Tensor]  # [batch, m, r] in `second`
-    orthonormal_q: list[Tensor]  # likewise
-    whole: Tensor  # in `first`: what is sent as it is
-    whole_sent: list[Tensor]  # its spans there
-    whole_values: list[Tensor]  # and in `values`
-    whole_means: list[Tensor]  # and in `decoded`
-    noise: Noise | None = field(repr=False)
+    def __init__(
+        self, of: PowerSgd, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def zeros(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(count, dtype=dtype, device=device)
+
+        self.groups = of.codec().groups(layout.shapes)
+        super().__init__(group, layout, watch=_watch(layout, self.groups, device))
+        spans, p_elements = (
+            spans_sent_whole(layout, self.groups),
+            sum(each.p_elements for each in self.groups),
+        )
+        sizes = [stop - start for start, stop in spans]
+        self.feeds_back = of.error_feedback
+        self.values = zeros(layout.num_elements)  # gradient + residual; between steps the residual
+        self.decoded = zeros(layout.num_elements)  # the mean
+        # The same in the gradient's type; the same tensor where that is float32.
+        self.result = self.decoded if dtype == torch.float32 else zeros(layout.num_elements, dtype)
+        self.first = zeros(p_elements + sum(sizes))  # all P, then what is sent as it is
+        self.second = starting_q(self.groups, of.seed).to(device)  # all Q, which the next step begins with
+        self.p = ThinMatrices(self.first, [each.rows for each in self.groups], self.groups)
+        self.q = ThinMatrices(self.second, [each.columns for each in self.groups], self.groups)
+        self.matrices = matrix_views(self.values, layout, self.groups)  # [batch, n, m]
+        self.means = matrix_views(self.decoded, layout, self.groups)
+        self.sent_p = batches_of(self.p.sent, layout, self.groups)  # [batch, n, r]
+        self.orthonormal_p = batches_of(self.p.orthonormal, layout, self.groups)
+        self.sent_q = batches_of(self.q.sent, layout, self.groups)  # [batch, m, r]
+        self.orthonormal_q = batches_of(self.q.orthonormal, layout, self.groups)
+        self.whole = self.first[p_elements:]  # what is sent as it is
+        self.whole_sent = list(torch.split(self.whole, sizes))  # its spans there
+        self.whole_values = [self.values[start:stop] for start, stop in spans]
+        self.whole_means = [self.decoded[start:stop] for start, stop in spans]
+        num_uniforms = SUMMED_UNIFORMS * self.second.numel()
+        self.noise = None if of.warm_start else Noise(num_uniforms, of.seed, device)
 
     @property
     def num_compressed(self) -> int:
@@ -137,44 +150,7 @@ class PowerSgd(Aggregator[PowerSgdState]):
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> PowerSgdState:
         require_same_on_ranks(layout, group)
-        groups = self.codec().groups(layout.shapes)
-        spans = spans_sent_whole(layout, groups)
-        p_elements = sum(group.p_elements for group in groups)
-
-        def zeros(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(count, dtype=dtype, device=device)
-
-        values, decoded = zeros(layout.num_elements), zeros(layout.num_elements)
-        first = zeros(p_elements + sum(stop - start for start, stop in spans))
-        second = starting_q(groups, self.seed).to(device)
-        p = ThinMatrices(first, [shape.rows for shape in groups], groups)
-        q = ThinMatrices(second, [shape.columns for shape in groups], groups)
-        whole = first[p_elements:]
-        return PowerSgdState(
-            group,
-            layout,
-            values=values,
-            decoded=decoded,
-            result=decoded if dtype == torch.float32 else zeros(layout.num_elements, dtype),
-            first=first,
-            second=second,
-            p=p,
-            q=q,
-            groups=groups,
-            feeds_back=self.error_feedback,
-            matrices=matrix_views(values, layout, groups),
-            means=matrix_views(decoded, layout, groups),
-            sent_p=batches_of(p.sent, layout, groups),
-            orthonormal_p=batches_of(p.orthonormal, layout, groups),
-            sent_q=batches_of(q.sent, layout, groups),
-            orthonormal_q=batches_of(q.orthonormal, layout, groups),
-            whole=whole,
-            whole_sent=list(torch.split(whole, [stop - start for start, stop in spans])),
-            whole_values=[values[start:stop] for start, stop in spans],
-            whole_means=[decoded[start:stop] for start, stop in spans],
-            noise=None if self.warm_start else Noise(SUMMED_UNIFORMS * second.numel(), self.seed, device),
-            watch=_watch(layout, groups, device),
-        )
+        return PowerSgdState(self, layout, group, dtype, device)
 
     def aggregate(self, state: PowerSgdState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         group = state.group

@@ -52,9 +52,9 @@ from scaling.aggregators.state import (
     saved_tensor,
     single_rank_result,
 )
-from scaling.bucket import BucketLayout, Span
+from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, require_exchange
-from scaling.codecs.chunks import ChunkCodec, ChunkCoder, Chunks, Momentum
+from scaling.codecs.chunks import ChunkCodec, Momentum
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, chunk_coder
 from scaling.codecs.stripes import stripes_of
@@ -153,22 +153,36 @@ TORCH_DECODE_BYTES_MOVED = 4.0
 """For each byte that is unpacked, decoded and added."""
 
 
-@dataclass
 class StripesState(WatchedState):
     """Residuals and message buffers of one rank; those by chunks are filled up with zeros."""
 
-    chunks: Chunks
-    stripes: list[Span]  # [rank] -> first chunk, end
-    coder: ChunkCoder = field(repr=False)
-    residual: Tensor  # [padded] float32: of the own gradient; empty without feedback
-    stripe_residual: Tensor  # [own chunks, chunk] float32: of the sums; empty without feedback
-    momentum: Tensor  # [padded] float32: the last result; empty without momentum
-    outgoing: Tensor  # [num_chunks, words] int32: the own gradient
-    incoming: Tensor  # [rank, own chunks, words] int32: the own stripe
-    sums: Tensor  # [num_chunks, words down] int32: all stripes' sums
-    result: Tensor  # [num_elements]
-    parts: StripeParts | None = field(repr=False)  # of the stripe residual; None without feedback of sums
     by_parameter = ("residual", "momentum")
+
+    def __init__(
+        self, of: Striped, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        codec, back, n = of.codec(), of.codec_back(), layout.num_elements
+        self.chunks = chunks = codec.chunks(n)
+        size, number = chunks.chunk_elements, chunks.num_chunks
+        super().__init__(group, layout, watch=FiniteWatch.of_chunks(layout, size, device))
+        self.stripes = stripes_of(number, group.world_size)  # [rank] -> first chunk, end
+        num_own = self.own.stop - self.own.start
+        of_gradient, of_sums = of.feeds_back()
+        self.coder = chunk_coder(codec, back, chunks, device, of.kernels)
+        self.residual = zeros(chunks.padded if of_gradient else 0)  # of the own gradient
+        self.stripe_residual = zeros(num_own if of_sums else 0, size)  # of the sums
+        self.momentum = zeros(chunks.padded if of.own_momentum() else 0)  # the last result
+        self.outgoing = zeros(number, codec.row_words(size), dtype=torch.int32)  # the own gradient
+        # [rank, own chunks, words]: the own stripe
+        self.incoming = zeros(group.world_size, num_own, codec.row_words(size), dtype=torch.int32)
+        self.sums = zeros(number, back.row_words(size), dtype=torch.int32)  # of all stripes
+        self.result = zeros(n, dtype=dtype)
+        # Filling belongs to nobody.
+        edges = tuple(min(start * size, n) for start in (*(start for start, _ in self.stripes), number))
+        self.parts = StripeParts(layout, edges) if of_sums else None  # of the stripe residual
 
     @property
     def own(self) -> slice:
@@ -240,36 +254,7 @@ class Striped(Aggregator[StripesState]):
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> StripesState:
         require_same_on_ranks(layout, group)
-        codec, back = self.codec(), self.codec_back()
-        chunks = codec.chunks(layout.num_elements)
-        stripes = stripes_of(chunks.num_chunks, group.world_size)
-        num_columns = stripes[group.rank][1] - stripes[group.rank][0]
-        size, n, firsts = chunks.chunk_elements, chunks.num_elements, [start for start, _ in stripes]
-        words, words_back = codec.row_words(size), back.row_words(size)
-        of_gradient, of_sums = self.feeds_back()
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        return StripesState(
-            group,
-            layout,
-            chunks=chunks,
-            stripes=stripes,
-            coder=chunk_coder(codec, back, chunks, device, self.kernels),
-            residual=zeros(chunks.padded if of_gradient else 0),
-            stripe_residual=zeros(num_columns if of_sums else 0, size),
-            momentum=zeros(chunks.padded if self.own_momentum() else 0),
-            outgoing=zeros(chunks.num_chunks, words, dtype=torch.int32),
-            incoming=zeros(group.world_size, num_columns, words, dtype=torch.int32),
-            sums=zeros(chunks.num_chunks, words_back, dtype=torch.int32),
-            result=zeros(layout.num_elements, dtype=dtype),
-            watch=FiniteWatch.of_chunks(layout, size, device),
-            # Filling belongs to nobody.
-            parts=StripeParts(layout, tuple(min(start * size, n) for start in (*firsts, chunks.num_chunks)))
-            if of_sums
-            else None,
-        )
+        return StripesState(self, layout, group, dtype, device)
 
     @final
     def aggregate(self, state: StripesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:

@@ -64,16 +64,20 @@ class Cntk(StripedOneBit):
     view: View = "cntk"
 
 
-@dataclass
 class MessagesState(AggregatorState):
     """The gradient as messages, each with its own room in host memory where it is reduced there."""
 
-    packed_spans: list[Span]  # of the small tensors
-    packed: Tensor  # on the device, their values one behind the other
-    spans: list[Span]  # of the larger ones, a message each
-    on_host: list[Tensor]  # a buffer a message; none if reduced on the device
-    down: torch.cuda.Stream | None
-    up: torch.cuda.Stream | None
+    def __init__(
+        self, of: Cntk32Bit, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(group, layout)
+        # Small tensors' values are one behind the other in `packed`; the larger ones are a message each.
+        self.packed_spans, self.spans = _packed_and_not(layout, dtype.itemsize)
+        self.packed = torch.empty(_length(self.packed_spans), dtype=dtype, device=device)
+        is_cuda, sizes = device.type == "cuda", _messages(layout, dtype.itemsize)
+        rooms = sizes if of.transport == "host" else []
+        self.on_host = [torch.empty(size, dtype=dtype, pin_memory=is_cuda) for size in rooms]
+        self.down, self.up = side_stream(device), side_stream(device)
 
 
 @final
@@ -93,22 +97,7 @@ class Cntk32Bit(Aggregator[MessagesState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> MessagesState:
-        small, large = _packed_and_not(layout, dtype.itemsize)
-        packed = torch.empty(_length(small), dtype=dtype, device=device)
-        is_cuda = device.type == "cuda"
-        sizes = _messages(layout, dtype.itemsize)
-        return MessagesState(
-            group,
-            layout,
-            packed_spans=small,
-            packed=packed,
-            spans=large,
-            on_host=[torch.empty(size, dtype=dtype, pin_memory=is_cuda) for size in sizes]
-            if self.transport == "host"
-            else [],
-            down=side_stream(device),
-            up=side_stream(device),
-        )
+        return MessagesState(self, layout, group, dtype, device)
 
     def aggregate(self, state: MessagesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         if state.group.world_size == 1:

@@ -218,12 +218,15 @@ def schedule_in_host_memory(of_tier: TierTensors, world_size: int) -> Schedule:
     return Schedule("pscpu", world_size, len(sizes), (up, back), num_hosts=1, chunk_elements=tuple(sizes))
 
 
-@dataclass
 class HostTier:
-    spans: tuple[Span, ...]
-    execution: HostExecution
-    packed: Tensor
-    sums: Tensor
+    """A tier's tensors, which are reduced in host memory."""
+
+    def __init__(self, tensors: TierTensors, group: Group, dtype: torch.dtype, device: torch.device) -> None:
+        self.spans = tensors.spans
+        size = sum(stop - start for start, stop in self.spans)
+        schedule, shards = schedule_in_host_memory(tensors, group.world_size), tensors.tier.inside_shards
+        self.execution = HostExecution(schedule, group, size, dtype, device, num_summing=shards)
+        self.packed, self.sums = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
 
     def reduce(self, gradient: Tensor, phase: PhaseMarker) -> None:
         tensors = [gradient[start:stop] for start, stop in self.spans]
@@ -237,12 +240,19 @@ class HostTier:
                 at += tensor.numel()
 
 
-@dataclass
 class TfSpecState(AggregatorState):
-    exchange: RankExchange | None
-    native: list[Span]
-    host: list[HostTier]
-    tiers: list[TierTensors]
+    def __init__(
+        self, of: TfSpec, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(group, layout)
+        n = layout.num_elements
+        self.tiers, between = of.plan(layout, group.world_size)
+        self.exchange = (
+            RankExchange(between, group, n, dtype, device, transport=of.transport) if between else None
+        )
+        self.native = [span for tier in self.tiers if tier.tier.inside in NATIVE for span in tier.spans]
+        in_host = [tier for tier in self.tiers if tier.tier.inside == IN_HOST_MEMORY and tier.spans]
+        self.host = [HostTier(tier, group, dtype, device) for tier in in_host]
 
     @property
     def gradient_buffer(self) -> Tensor | None:
@@ -278,27 +288,14 @@ class TfSpec(Aggregator[TfSpecState]):
     spec: Annotated[str, AfterValidator(_valid)] = "pscpu:2k:pscpu#2:64k:xring"
     transport: Transport = "auto"
 
-    def _plan(self, layout: BucketLayout, world_size: int) -> tuple[list[TierTensors], Schedule | None]:
+    def plan(self, layout: BucketLayout, world_size: int) -> tuple[list[TierTensors], Schedule | None]:
         tiers = tensors_of_tiers(parse_spec(self.spec), layout)
         return tiers, schedule_between_ranks(tiers, layout.num_elements, world_size)
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> TfSpecState:
-        n = layout.num_elements
-        tiers, schedule = self._plan(layout, group.world_size)
-        return TfSpecState(
-            group,
-            layout,
-            RankExchange(schedule, group, n, dtype, device, transport=self.transport) if schedule else None,
-            [span for tier in tiers if tier.tier.inside in NATIVE for span in tier.spans],
-            [
-                _host_tier(tier, group, dtype, device)
-                for tier in tiers
-                if tier.tier.inside == IN_HOST_MEMORY and tier.spans
-            ],
-            tiers,
-        )
+        return TfSpecState(self, layout, group, dtype, device)
 
     def needs_one_host(self) -> bool:
         return super().needs_one_host() or any(t.inside == IN_HOST_MEMORY for t in parse_spec(self.spec))
@@ -320,7 +317,7 @@ class TfSpec(Aggregator[TfSpecState]):
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         if world_size == 1:
             return 0
-        tiers, schedule = self._plan(layout, world_size)
+        tiers, schedule = self.plan(layout, world_size)
         total = itemsize * sent_elements(schedule, layout.num_elements, rank) if schedule else 0
         for tier in tiers:
             sizes = [itemsize * (stop - start) for start, stop in tier.spans]
@@ -331,7 +328,7 @@ class TfSpec(Aggregator[TfSpecState]):
         return total
 
     def exchange_stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        tiers, schedule = self._plan(layout, world_size)
+        tiers, schedule = self.plan(layout, world_size)
         stages: list[Stage] = [Exchange(schedule, layout.num_elements)] if schedule else []
         for tier in tiers:
             sizes = [stop - start for start, stop in tier.spans]
@@ -340,15 +337,3 @@ class TfSpec(Aggregator[TfSpecState]):
             elif tier.tier.inside == IN_HOST_MEMORY and sizes:
                 stages.append(Exchange(schedule_in_host_memory(tier, world_size), sum(sizes)))
         return stages
-
-
-def _host_tier(tensors: TierTensors, group: Group, dtype: torch.dtype, device: torch.device) -> HostTier:
-    size = sum(stop - start for start, stop in tensors.spans)
-    schedule = schedule_in_host_memory(tensors, group.world_size)
-    shards = tensors.tier.inside_shards
-    return HostTier(
-        tensors.spans,
-        HostExecution(schedule, group, size, dtype, device, num_summing=shards),
-        torch.empty(size, dtype=dtype, device=device),
-        torch.empty(size, dtype=dtype, device=device),
-    )
