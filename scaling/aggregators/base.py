@@ -173,10 +173,7 @@ class Aggregator(ABC, Generic[S]):
 
     def distribute(self, state: S, parameters: Tensor, phase: PhaseMarker = unmarked) -> None:
         """Brings updated parameters from the ranks that own them to all. Collective; "root" and "owner" only.
-
-        Args:
-            parameters: this rank's flat parameters, in place; new only in the elements that it owns.
-        """
+        `parameters`: this rank's flat parameters, in place; new only in the elements that it owns."""
         raise NotImplementedError(f"{self.name} takes the step on every replica: nothing to distribute")
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int | None:
@@ -190,13 +187,8 @@ class Aggregator(ABC, Generic[S]):
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """What aggregation and update of one step consist of, one after the other: for predictions.
-
-        Args:
-            world_size: ranks, of one node where host memory is used.
-
-        Raises:
-            StudyError: this aggregator does not say.
-        """
+        `world_size`: ranks, of one node where host memory is used. StudyError: this aggregator does not
+        say."""
         exchange = self.exchange_stages(layout, world_size)
         return [*(exchange if world_size > 1 else []), Update("replica", layout.num_elements)]
 

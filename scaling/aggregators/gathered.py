@@ -175,12 +175,8 @@ class Gathered(Aggregator[GatheredState]):
 
 @dataclass(frozen=True)
 class GatheredChunks(Gathered):
-    """Base of those whose codec goes by chunks.
-
-    Attributes:
-        kernels: "triton"; "torch", plain operations, the reference; "auto": Triton's on CUDA where it is
-            installed.
-    """
+    """Base of those whose codec goes by chunks. `kernels`: "triton"; "torch", plain operations, the
+    reference; "auto": Triton's on CUDA where it is installed."""
 
     kernels: Kernels = field(default="auto", kw_only=True)
 

@@ -97,11 +97,8 @@ class PowerSgdHook(PowerSgd):
 
 
 class PowerSgdHookState:
-    """torch's hook with its state, for all buckets of one rank.
-
-    Raises:
-        StudyError: a parameter is a scalar, of which the hook makes no matrix.
-    """
+    """torch's hook with its state, for all buckets of one rank. StudyError: a parameter is a scalar, of which
+    the hook makes no matrix."""
 
     def __init__(
         self,

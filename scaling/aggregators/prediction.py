@@ -111,11 +111,8 @@ def stripes_and_back(num_bytes: int, world_size: int) -> tuple[Stage, Stage]:
 def encoded_stripes(
     num_elements: int, up_bytes: int, down_bytes: int, world_size: int, *, encode: float, decode: float
 ) -> list[Stage]:
-    """Encode, stripes to their owners, sum and encode again, sums to all, decode.
-
-    Args:
-        encode, decode: bytes moved for each byte that is encoded and whose residual is taken, or decoded.
-    """
+    """Encode, stripes to their owners, sum and encode again, sums to all, decode. `encode`, `decode`: bytes
+    moved for each byte that is encoded and whose residual is taken, or decoded."""
     num_bytes = 4.0 * num_elements
     (to_owners, _), (_, to_all) = (stripes_and_back(size, world_size) for size in (up_bytes, down_bytes))
     return [

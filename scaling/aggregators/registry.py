@@ -13,12 +13,9 @@ __all__ = ["BUILT_IN", "REGISTRY", "create"]
 
 
 def create(name: str, parameters: Mapping[str, Any] | None = None) -> Aggregator[Any]:
-    """The aggregator of that name with those parameters, checked against its fields' types.
-
-    Raises:
-        StudyError: the name is unknown, a parameter is unknown or of the wrong type or value, or the class
-            has no `name`, or that of another aggregator.
-    """
+    """The aggregator of that name with those parameters, checked against its fields' types. StudyError: the
+    name is unknown, a parameter is unknown or of the wrong type or value, or the class has no `name`, or that
+    of another aggregator."""
     instance: Aggregator[Any] = REGISTRY.create(name, Aggregator, parameters)
     stated_name = getattr(instance, "name", None)
     if not isinstance(stated_name, str) or not stated_name:

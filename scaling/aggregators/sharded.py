@@ -35,12 +35,9 @@ from scaling.process_group import Group
 
 @dataclass
 class ShardedState(AggregatorState):
-    """Buffers for whole shards, where the step puts gradients and parameters into them.
-
-    Attributes:
-        gradients, parameters: [world_size * shard elements] the first N of them are the bucket's; None where
-            the step has memory of its own.
-    """
+    """Buffers for whole shards, where the step puts gradients and parameters into them. `gradients`,
+    `parameters`: [world_size * shard elements] the first N of them are the bucket's; None where the step has
+    memory of its own."""
 
     dtype: torch.dtype
     device: torch.device

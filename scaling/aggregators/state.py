@@ -106,11 +106,8 @@ def check_momentum(name: str, parameter: str, value: float, *, may_be_zero: bool
 
 def single_rank_result(gradient: Tensor, velocity: Tensor, momentum: float, result: Tensor) -> Tensor:
     """What a rank without others gives: nothing is encoded; momentum is applied as torch.optim.SGD does.
-
-    Args:
-        velocity: [num_elements or more] the momentum so far, which the gradient is added to; empty without,
-            and then the result is the gradient itself.
-    """
+    `velocity`: [num_elements or more] the momentum so far, which the gradient is added to; empty without, and
+    then the result is the gradient itself."""
     if not velocity.numel():
         return gradient
     updated = velocity[: gradient.numel()]
@@ -200,15 +197,9 @@ class AggregatorState:
         return tensors | layout_digest(self.layout) if self.persistent else tensors
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over, in place, what `state_dict` gave on this rank. Collective.
-
-        Args:
-            tensors: of this bucket; of others too, among which those are found that are kept by parameter.
-
-        Raises:
-            CheckpointError: one is missing, has another shape, or is of a bucket as a whole that is not this
-                one; nothing is changed.
-        """
+        """Takes over, in place, what `state_dict` gave on this rank. Collective. `tensors`: of this bucket;
+        of others too, among which those are found that are kept by parameter. CheckpointError: one is
+        missing, has another shape, or is of a bucket as a whole that is not this one; nothing is changed."""
         if self.persistent:
             require_same_layout(self.layout, tensors)
         load_into(self.checkpoint_tensors(), tensors)

@@ -77,8 +77,7 @@ class StripeParts:
     an element's n terms is its value, the others are 0: values move exactly. That all-reduce is no step's,
     and not metered.
 
-    Attributes:
-        edges: [rank] the first element of the bucket that it owns; behind the last rank's, the end.
+    `edges`: [rank] the first element of the bucket that it owns; behind the last rank's, the end.
     """
 
     layout: BucketLayout
@@ -107,15 +106,9 @@ class StripeParts:
     def handed_over(
         self, saved: Mapping[str, Tensor], group: Group, device: torch.device
     ) -> dict[str, Tensor]:
-        """Each parameter's part that this rank owns now. Collective.
-
-        Args:
-            saved: of this rank: parts and borders of these parameters, maybe with others.
-            device: where the ranks exchange tensors.
-
-        Raises:
-            CheckpointError: a parameter is missing, has another size, or was saved by more or fewer ranks.
-        """
+        """Each parameter's part that this rank owns now. Collective. `saved`: of this rank: parts and borders
+        of these parameters, maybe with others; `device`: where the ranks exchange tensors. CheckpointError: a
+        parameter is missing, has another size, or was saved by more or fewer ranks."""
         before = [self._found_borders(saved, number) for number in range(len(self.layout.names))]
         parts = [
             saved_tensor(saved, f"{PART}/{name}", [borders[group.rank + 1] - borders[group.rank]])
@@ -221,12 +214,8 @@ class StripesState(WatchedState):
 
 @dataclass(frozen=True)
 class Striped(Aggregator[StripesState]):
-    """Base of aggregators by compressed stripes.
-
-    Attributes:
-        kernels: "triton"; "torch", plain operations, the reference; "auto": Triton's on CUDA where it is
-            installed.
-    """
+    """Base of aggregators by compressed stripes. `kernels`: "triton"; "torch", plain operations, the
+    reference; "auto": Triton's on CUDA where it is installed."""
 
     lossy = True
     overlaps = True

@@ -19,12 +19,9 @@ WORD_BYTES = 4
 
 
 class Codec(ABC):
-    """How a flat float32 gradient is written for others.
-
-    Attributes:
-        summable: the sum of encodings decodes to the sum of the values.
-        divisible: parts of an encoding can be decoded by themselves, as the stripes' owners do.
-    """
+    """How a flat float32 gradient is written for others. `summable`: the sum of encodings decodes to the sum
+    of the values; `divisible`: parts of an encoding can be decoded by themselves, as the stripes' owners
+    do."""
 
     name: ClassVar[str]
     summable: ClassVar[bool] = False

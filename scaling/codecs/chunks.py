@@ -131,13 +131,9 @@ class ChunkCodec(Codec):
 
     @abstractmethod
     def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Heads [chunks, head] float32 and codes [chunks, n] uint8 or bool.
-
-        Args:
-            values: [chunks, n] float32, zeros in the filling.
-            valid: [chunks, 1] float32, elements that are no filling.
-            noise: [chunks, n] float32 uniform in [0, 1), where `needs_noise`.
-        """
+        """Heads [chunks, head] float32 and codes [chunks, n] uint8 or bool. `values`: [chunks, n] float32,
+        zeros in the filling; `valid`: [chunks, 1] float32, elements that are no filling; `noise`: [chunks, n]
+        float32 uniform in [0, 1), where `needs_noise`."""
 
     @abstractmethod
     def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
@@ -187,12 +183,8 @@ class PlainChunks(ChunkCodec):
 
 @dataclass(frozen=True)
 class Momentum:
-    """The common momentum, of which every rank makes its own.
-
-    Attributes:
-        values: [padded] float32, what `decode` gave last.
-        factor: by which it is multiplied before the gradient is added.
-    """
+    """The common momentum, of which every rank makes its own. `values`: [padded] float32, what `decode` gave
+    last; `factor`: by which it is multiplied before the gradient is added."""
 
     values: Tensor
     factor: float
@@ -230,24 +222,16 @@ class ChunkCoder(ABC):
     @abstractmethod
     def encode_sums(self, received: Tensor, residual: Tensor, rows: Tensor, first: int, rank: int) -> None:
         """What the codec's `combine` makes of all ranks' stripes, with the residual, into rows; new residual.
-
-        Args:
-            received: [ranks, own chunks, row_words] int32 of the codec.
-            residual: [own chunks, chunk_elements] float32.
-            rows: [own chunks, row_words] int32 of the codec for sums.
-        """
+        `received`: [ranks, own chunks, row_words] int32 of the codec; `residual`: [own chunks,
+        chunk_elements] float32; `rows`: [own chunks, row_words] int32 of the codec for sums."""
 
     @abstractmethod
     def decode(
         self, rows: Tensor, divisor: int, result: Tensor, watch: FiniteWatch, momentum: Momentum | None = None
     ) -> None:
-        """The sum over `rows` in their order, divided; marks chunks that were not finite.
-
-        Args:
-            rows: [ranks, num_chunks, row_words] int32 of the codec for sums, which is the codec itself where
-                there is more than one rank.
-            result: [num_elements], of any floating type, filled.
-        """
+        """The sum over `rows` in their order, divided; marks chunks that were not finite. `rows`: [ranks,
+        num_chunks, row_words] int32 of the codec for sums, which is the codec itself where there is more than
+        one rank; `result`: [num_elements], of any floating type, filled."""
 
     def own_elements(self, num_chunks: int, first: int) -> int:
         """Elements of some chunks that are no filling, the first being number `first`."""

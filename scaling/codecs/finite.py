@@ -28,15 +28,9 @@ WATCH_ELEMENTS = 1024
 
 
 class FiniteWatch:
-    """The spans of one bucket that were not finite in the first step in which any was not.
-
-    Args:
-        bounds: [num_spans + 1] int64 in host memory, ascending: where the spans begin and the last one ends.
-        what: name of the values, for the message.
-
-    Attributes:
-        marks: [num_spans] bool on the device; a kernel may set them itself.
-    """
+    """The spans of one bucket that were not finite in the first step in which any was not. `bounds`:
+    [num_spans + 1] int64 in host memory, ascending: where the spans begin and the last one ends; `what`: name
+    of the values, for the message. `marks`: [num_spans] bool on the device; a kernel may set them itself."""
 
     def __init__(
         self, layout: BucketLayout, bounds: Tensor, device: torch.device, what: str = "the gradient"

@@ -20,12 +20,8 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 class Noise:
-    """Uniform numbers in [0, 1) for `num_elements`, new ones at each call.
-
-    Attributes:
-        words: [num_elements] int32, fixed.
-        drawn: [2] int32, what decides the next numbers: the state to save.
-    """
+    """Uniform numbers in [0, 1) for `num_elements`, new ones at each call. `words`: [num_elements] int32,
+    fixed; `drawn`: [2] int32, what decides the next numbers: the state to save."""
 
     def __init__(self, num_elements: int, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -66,11 +66,8 @@ class MatrixGroup:
 
 @dataclass(frozen=True)
 class PowerSgdCodec(Codec):
-    """Which tensors are compressed, and how far.
-
-    Attributes:
-        minimum_compression: a matrix is compressed where that leaves it more than so many times smaller.
-    """
+    """Which tensors are compressed, and how far. `minimum_compression`: a matrix is compressed where that
+    leaves it more than so many times smaller."""
 
     name: ClassVar[str] = "power_sgd"
     summable: ClassVar[bool] = True

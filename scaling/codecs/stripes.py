@@ -36,14 +36,9 @@ class Matrix:
 
 @dataclass(frozen=True)
 class StripeLayout:
-    """The stripes of a bucket among `world_size` ranks.
-
-    Attributes:
-        matrices: one a tensor of the bucket.
-        bounds: [matrix][owner] first column and end.
-        segments: [matrix][owner] where the matrix begins in the owner's message, in words.
-        words: [owner] of the message.
-    """
+    """The stripes of a bucket among `world_size` ranks. `matrices`: one a tensor of the bucket; `bounds`:
+    [matrix][owner] first column and end; `segments`: [matrix][owner] where the matrix begins in the owner's
+    message, in words; `words`: [owner] of the message."""
 
     layout: BucketLayout
     view: View

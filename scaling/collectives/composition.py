@@ -106,13 +106,8 @@ def of_parts(name: str, world_size: int, parts: Sequence[BufferPart]) -> Schedul
 
 
 class SplitSchedule(NamedTuple):
-    """A schedule's two halves.
-
-    Attributes:
-        reduction: up to the last add.
-        distribution: the copies after it.
-        owners: the node that holds each chunk's sum between the two.
-    """
+    """A schedule's two halves. `reduction`: up to the last add; `distribution`: the copies after it;
+    `owners`: the node that holds each chunk's sum between the two."""
 
     reduction: Schedule
     distribution: Schedule
@@ -126,8 +121,7 @@ def split_at_reduction(schedule: Schedule) -> SplitSchedule:
     Caffe's root, Torch's first GPU and MXNet's owner update the parameters, which then travel in place of the
     sums.
 
-    Raises:
-        ScheduleError: a chunk's sum is then complete nowhere or in several places, so that no owner is clear.
+    ScheduleError: a chunk's sum is then complete nowhere or in several places, so that no owner is clear.
     """
     steps = list(schedule.steps)
     adds = [index for index, step in enumerate(steps) if any(t.operation == "add" for t in step)]

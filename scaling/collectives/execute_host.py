@@ -67,18 +67,11 @@ class _HostRun:
 
 
 class HostExecution:
-    """One rank's part, of one host. Collective to make and to run.
-
-    Args:
-        schedule: ranks add into one host's memory in equal order and copy from it.
-        num_summing: ranks 0 to num_summing - 1 take turns in summing the pieces of a step.
-        divisor: of the sums.
-        keep_sums: leave all sums in shared memory, for an update there: [num_elements] `sums`.
-
-    Raises:
-        ScheduleError: the schedule is of another form.
-        LaunchError: the ranks are on several hosts, or shared memory is too small.
-    """
+    """One rank's part, of one host. Collective to make and to run. `schedule`: ranks add into one host's
+    memory in equal order and copy from it; `num_summing`: ranks 0 to num_summing - 1 take turns in summing
+    the pieces of a step; `divisor`: of the sums; `keep_sums`: leave all sums in shared memory, for an update
+    there: [num_elements] `sums`. ScheduleError: the schedule is of another form. LaunchError: the ranks are
+    on several hosts, or shared memory is too small."""
 
     def __init__(
         self,

@@ -59,14 +59,9 @@ def _power_of_two(number: int) -> int:
 
 
 class FusedExecution:
-    """One rank's part of a schedule, in one launch. Made and run by every rank of the group.
-
-    Args:
-        memory: the ranks' buffers, of the length that the schedule is to run on.
-
-    Raises:
-        ScheduleError: there is no kernel for the schedule, for so many elements, or for that dtype.
-    """
+    """One rank's part of a schedule, in one launch. Made and run by every rank of the group. `memory`: the
+    ranks' buffers, of the length that the schedule is to run on. ScheduleError: there is no kernel for the
+    schedule, for so many elements, or for that dtype."""
 
     def __init__(self, schedule: Schedule, group: Group, memory: PeerMemory) -> None:
         kind, local = kernel_of(schedule), memory.local

@@ -43,15 +43,9 @@ class _LaneStep:
 
 
 class PeerExecution:
-    """One rank's part of a schedule over peer memory. Made and run by every rank of the group.
-
-    Args:
-        memory: their buffers, of the length that the schedule is to run on.
-        num_lanes: None: two for large buffers, else one.
-
-    Raises:
-        ScheduleError: the schedule uses host memory.
-    """
+    """One rank's part of a schedule over peer memory. Made and run by every rank of the group. `memory`:
+    their buffers, of the length that the schedule is to run on; `num_lanes`: None: two for large buffers,
+    else one. ScheduleError: the schedule uses host memory."""
 
     def __init__(
         self, schedule: Schedule, group: Group, memory: PeerMemory, num_lanes: int | None = None

@@ -117,14 +117,9 @@ def max_min_rates(uses: Uses, highest_rate: Floats, capacity: Floats) -> Floats:
 
 
 def run(activities: Activities, capacity: Floats) -> ActivityTimes:
-    """Follows the activities until all have ended.
-
-    Args:
-        capacity: of each resource, units a second; infinite where it never limits.
-
-    Raises:
-        ValueError: a capacity or a rate is not positive, or activities wait for one another in a circle.
-    """
+    """Follows the activities until all have ended. `capacity`: of each resource, units a second; infinite
+    where it never limits. ValueError: a capacity or a rate is not positive, or activities wait for one
+    another in a circle."""
     used = np.unique(activities.uses.resource)
     if (capacity[used] <= 0).any() or (activities.highest_rate <= 0).any():
         raise ValueError("capacities and highest rates must be positive: some work would never end")

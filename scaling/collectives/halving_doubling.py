@@ -75,8 +75,7 @@ def halving_doubling(world_size: int, treatment: Treatment = "fold") -> Schedule
     messages; folded, S by the extra ranks and S more by those that they fold into; with blocks, 2(b-1)/b S in
     a block of b ranks, S/b more if there is a larger block and S/b more if there is a smaller one.
 
-    Raises:
-        ScheduleError: another treatment.
+    ScheduleError: another treatment.
     """
     m = power_of_two_below(world_size)
     if treatment == "fold":

@@ -41,8 +41,7 @@ def hierarchical(world_size: int, ranks_per_host: int, intra: Intra = "ring") ->
     mixed-precision", arXiv 1807.11205 (2018), for the leaders. All steps here wait for one another across
     machines.
 
-    Raises:
-        ScheduleError: the machines would be of different sizes, or `intra` is neither of the two.
+    ScheduleError: the machines would be of different sizes, or `intra` is neither of the two.
     """
     if ranks_per_host < 1 or world_size % ranks_per_host:
         raise ScheduleError(

@@ -52,14 +52,9 @@ MAX_OPTIMAL_DEPTH = 3
 
 
 def link_trees(links: Sequence[Sequence[float]], method: Method = "kernighan_lin") -> list[list[int]]:
-    """One tree for each rank as root, in the order of the roots.
-
-    Args:
-        links: symmetric; links[i][j] is 1 for PCIe, 2 for one NVLink, 3 for two.
-
-    Raises:
-        ScheduleError: `links` is no symmetric square matrix, the method is unknown, or a root has no tree.
-    """
+    """One tree for each rank as root, in the order of the roots. `links`: symmetric; links[i][j] is 1 for
+    PCIe, 2 for one NVLink, 3 for two. ScheduleError: `links` is no symmetric square matrix, the method is
+    unknown, or a root has no tree."""
     matrix = np.array(links, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.array_equal(matrix, matrix.T):
         raise ScheduleError(f"mxnet_tree: links of shape {matrix.shape}; a symmetric square matrix is needed")
@@ -195,14 +190,9 @@ def mxnet_tree(
     multi_root: bool = True,
     method: Method = "kernighan_lin",
 ) -> Schedule:
-    """The all-reduce over one tree per root and a slice each, or over rank 0's alone.
-
-    Args:
-        links: weights as for `link_trees`; None for all equal.
-
-    Raises:
-        ScheduleError: `links` is not of that size, or not what `link_trees` takes, or for too many.
-    """
+    """The all-reduce over one tree per root and a slice each, or over rank 0's alone. `links`: weights as for
+    `link_trees`; None for all equal. ScheduleError: `links` is not of that size, or not what `link_trees`
+    takes, or for too many."""
     if world_size > MAX_RANKS:
         raise ScheduleError(
             f"mxnet_tree: {world_size} ranks; the trees of up to {MAX_RANKS} are searched, more take minutes"

@@ -158,11 +158,8 @@ def simulate_plan(
     threads: int = 1,
 ) -> PlanSimulation:
     """Prices the stages; arguments as for `simulate`, and the threads of a rank that sum in host memory.
-
-    Raises:
-        TopologyError: the topology has not what a stage needs.
-        ScheduleError: a schedule is for another number of ranks, or the owners are not as many as ranks.
-    """
+    TopologyError: the topology has not what a stage needs. ScheduleError: a schedule is for another number of
+    ranks, or the owners are not as many as ranks."""
     ranks = list(topology.ranks(world_size) if places is None else places)
     if len(ranks) != world_size:
         raise ScheduleError(f"{len(ranks)} places for {world_size} ranks")

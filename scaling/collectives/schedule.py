@@ -41,12 +41,9 @@ ScheduleStep = Sequence[Transfer]
 
 
 class Columns(Sequence[Transfer]):
-    """The transfers of a step as columns: a step of the stripes of 1,024 ranks has a million.
-
-    Args:
-        source, target, start, stop: [num_transfers] whole numbers, or one number for all.
-        is_add: [num_transfers] bools, or one for all: `add`, else `copy`.
-    """
+    """The transfers of a step as columns: a step of the stripes of 1,024 ranks has a million. `source`,
+    `target`, `start`, `stop`: [num_transfers] whole numbers, or one number for all; `is_add`: [num_transfers]
+    bools, or one for all: `add`, else `copy`."""
 
     def __init__(
         self, source: ArrayLike, target: ArrayLike, start: ArrayLike, stop: ArrayLike, is_add: ArrayLike

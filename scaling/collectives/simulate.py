@@ -70,13 +70,8 @@ class Moves:
 
 @dataclass(frozen=True)
 class StepPrice:
-    """What a step takes, from its begin to the end of its slowest activity.
-
-    Attributes:
-        arrived_s: when its last message has arrived.
-        used: the resources that it used, by number.
-        bytes_passed: over each of them.
-    """
+    """What a step takes, from its begin to the end of its slowest activity. `arrived_s`: when its last
+    message has arrived; `used`: the resources that it used, by number; `bytes_passed`: over each of them."""
 
     seconds: float
     arrived_s: float
@@ -96,12 +91,8 @@ class StepPrice:
 
 @dataclass(frozen=True)
 class StepWork:
-    """A step as activities: messages and then sums are numbered from 0.
-
-    Attributes:
-        sum_message: of each sum, the message that brings it.
-        sum_after: pairs (later, earlier) of sums that follow one another.
-    """
+    """A step as activities: messages and then sums are numbered from 0. `sum_message`: of each sum, the
+    message that brings it; `sum_after`: pairs (later, earlier) of sums that follow one another."""
 
     messages: Moves
     sums: Moves
@@ -245,13 +236,8 @@ def price(work: StepWork, placement: Placement) -> StepPrice:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a schedule takes.
-
-    Attributes:
-        name: the schedule's, its ranks and the topology's, for people.
-        prices: those of the steps that were priced.
-        price_of_step: of each step, its entry in `prices`.
-    """
+    """What a schedule takes. `name`: the schedule's, its ranks and the topology's, for people; `prices`:
+    those of the steps that were priced; `price_of_step`: of each step, its entry in `prices`."""
 
     name: str
     num_bytes: float

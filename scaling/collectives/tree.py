@@ -139,8 +139,7 @@ def double_binary_tree(world_size: int, num_chunks: int = 2) -> Schedule:
     `ncclGetDtree`). NCCL builds them over the machines and a chain inside each; here over the ranks. A parent
     gets both children's sums in one step.
 
-    Raises:
-        ScheduleError: `num_chunks` is odd or below 2.
+    ScheduleError: `num_chunks` is odd or below 2.
     """
     if num_chunks < 2 or num_chunks % 2:
         raise ScheduleError(f"double_binary_tree: {num_chunks} chunks; allowed are 2, 4, 6, ...")

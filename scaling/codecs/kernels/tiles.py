@@ -68,12 +68,9 @@ class Tile(NamedTuple):
 
 
 class ColumnTile(NamedTuple):
-    """Columns whose partial sums one program adds.
-
-    Attributes:
-        partial, partial_rows, columns: of the matrix's partial sums, [partial_rows, columns].
-        rows, column_base, matrix, columns_each, columns_more: as in `Tile`.
-    """
+    """Columns whose partial sums one program adds. `partial`, `partial_rows`, `columns`: of the matrix's
+    partial sums, [partial_rows, columns]; `rows`, `column_base`, `matrix`, `columns_each`, `columns_more`: as
+    in `Tile`."""
 
     partial: int
     partial_rows: int
@@ -88,13 +85,9 @@ class ColumnTile(NamedTuple):
 
 @dataclass(frozen=True)
 class Tables:
-    """The tiles of a bucket, on the device.
-
-    Attributes:
-        tiles: (whether its tiles are vectors, [num_tiles, len(Tile)] int64), none of them empty.
-        column_tiles: [num_column_tiles, len(ColumnTile)] int64.
-        num_partials: room for partial sums, each of one column.
-    """
+    """The tiles of a bucket, on the device. `tiles`: (whether its tiles are vectors, [num_tiles, len(Tile)]
+    int64), none of them empty; `column_tiles`: [num_column_tiles, len(ColumnTile)] int64; `num_partials`:
+    room for partial sums, each of one column."""
 
     tiles: list[tuple[bool, Tensor]]
     column_tiles: Tensor
@@ -112,11 +105,7 @@ def tables_of(
     columns_a_program: int,
     device: torch.device,
 ) -> Tables:
-    """The tiles of some matrices.
-
-    Args:
-        sources: of each, where it begins in a received message.
-    """
+    """The tiles of some matrices. `sources`: of each, where it begins in a received message."""
     tiles: list[Tile] = []
     column_tiles: list[ColumnTile] = []
     num_partials = num_columns = 0
