@@ -197,8 +197,7 @@ class Zygote:
             self._is_over = not read
             self._heard += read
         line, _, self._heard = self._heard.partition(b"\n")
-        report: dict[str, Any] = json.loads(line)
-        return report
+        return json.loads(line)
 
     def close(self) -> None:
         if self._process.stdout is None or self._process.stdout.closed:

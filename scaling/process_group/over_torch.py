@@ -59,8 +59,7 @@ def share_json(value: T, source: int, group: dist.ProcessGroup | None = None) ->
     dist.broadcast(size, source, group=group)
     sent = torch.frombuffer(content.ljust(int(size)), dtype=torch.uint8)
     dist.broadcast(sent, source, group=group)
-    received: T = messages.read(sent.numpy().tobytes())
-    return received
+    return messages.read(sent.numpy().tobytes())
 
 
 SPIN_S = 5e-3
@@ -217,16 +216,15 @@ class TorchGroup(Group):
         return best
 
     def _ask_for_clock(self) -> tuple[float, float]:
-        best = (0.0, float("inf"))
+        tries = []
         for _ in range(CLOCK_ROUND_TRIPS):
             answer = torch.zeros(1, dtype=torch.float64)
             before = time.perf_counter()
             dist.send(answer, 0, group=self._control)
             dist.recv(answer, 0, group=self._control)
             after = time.perf_counter()
-            if (after - before) / 2 < best[1]:
-                best = (answer.item() - (before + after) / 2, (after - before) / 2)
-        return best
+            tries.append((answer.item() - (before + after) / 2, (after - before) / 2))
+        return min(tries, key=lambda one: one[1])
 
     def share(self, value: T, source: int = 0) -> T:
         return share_json(value, source, self._control)

@@ -14,7 +14,6 @@ covariate shift", arXiv 1502.03167; torch/nn/modules/_functions.py, class SyncBa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,8 +28,7 @@ def synchronized(module: nn.Module, group: Group) -> nn.Module:
     device."""
     on_cuda = any(parameter.is_cuda for parameter in module.parameters())
     if on_cuda and isinstance(group, TorchGroup) and not group.through_host:
-        convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
-        return convert(module, group.data)
+        return nn.SyncBatchNorm.convert_sync_batchnorm(module, group.data)  # type: ignore[no-untyped-call]
     if isinstance(module, _BatchNorm):
         return _SynchronizedBatchNorm(module, group)
     for name, child in module.named_children():
@@ -70,10 +68,9 @@ class _SynchronizedBatchNorm(_BatchNorm):
         """[n, C, ...] -> the same shape; n may differ between ranks."""
         if not self.training or self._group.world_size == 1:
             return super().forward(input)
-        output, mean, variance, count = _Normalize.apply(  # type: ignore[no-untyped-call]
+        result, mean, variance, count = _Normalize.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, self.eps, self._group
         )
-        result: Tensor = output
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return result
         unbiased = variance * (count / (count - 1).clamp(min=1))
@@ -96,13 +93,8 @@ class _Normalize(torch.autograd.Function):
         own_count = input.numel() // input.shape[1]
         own_mean = input.mean(axes).double()
         own_variance = input.var(axes, unbiased=False).double()
-        sums = torch.cat(
-            [
-                own_mean * own_count,
-                (own_variance + own_mean.square()) * own_count,
-                own_mean.new_tensor([own_count]),
-            ]
-        )
+        squares = (own_variance + own_mean.square()) * own_count
+        sums = torch.cat([own_mean * own_count, squares, own_mean.new_tensor([own_count])])
         _sum_over_ranks(sums, group)
         count = sums[-1]
         mean, squares = (sums[:-1] / count).chunk(2)

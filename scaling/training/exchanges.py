@@ -83,8 +83,7 @@ def start_exchanges(
 ) -> AggregatorState:
     alone = group.world_size == 1  # nothing is cast then
     dtype = parameters.dtype if wire is None or alone else wire
-    state: AggregatorState = aggregator.start(layout, group, dtype, parameters.device)
-    return state
+    return aggregator.start(layout, group, dtype, parameters.device)
 
 
 def recorded(

@@ -235,8 +235,7 @@ class LibraryHookBuckets(HookedBuckets):
             self._group.meter.count(self._hook.next_bytes(index), 0)
         if self._device.type == "cuda" and self.record is None:
             with phase("communicate"):
-                future: torch.futures.Future[Tensor] = self._hook(bucket)
-            return future
+                return self._hook(bucket)
 
         def waited() -> Tensor:
             with phase("communicate"):
@@ -258,8 +257,7 @@ class LibraryHookBuckets(HookedBuckets):
         return mean
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        saved: dict[str, dict[str, Tensor]] = self._hook.state_dict()
-        return saved
+        return self._hook.state_dict()
 
     def load_state_dict(self, states: dict[str, dict[str, Tensor]]) -> None:
         self._hook.load_state_dict(states)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -101,11 +101,11 @@ class LayeredStep(TrainingStep):
         # No stream without a bucket: a capture cannot wait for one that it has not entered.
         count = min(NUM_STREAMS, len(self._parts)) if device.type == "cuda" else 0
         self._streams = [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
-        itself = weakref.ref(self)
+        ready = weakref.WeakMethod(self._ready)  # a parameter outlives the step
         for number, bucket in enumerate(self._parts):
             for parameter in bucket.parameters:
                 register: Any = parameter.register_post_accumulate_grad_hook
-                register(_hook(itself, number))
+                register(lambda _, number=number: (call := ready()) and call(number))
 
     @property
     def notes(self) -> list[str]:
@@ -286,12 +286,3 @@ def bucket_tensors(layout: BucketLayout, min_elements: float) -> list[list[int]]
             buckets.append(shared)
             shared, total = [], 0
     return [*buckets, shared] if shared else buckets
-
-
-def _hook(step: weakref.ref[LayeredStep], number: int) -> Callable[[Tensor], None]:
-    def ready(_: Tensor) -> None:
-        loss = step()
-        if loss is not None:
-            loss._ready(number)
-
-    return ready

@@ -12,8 +12,7 @@ from torch import nn
 
 from scaling.workloads.base import BENCHMARK_PAPER, DataShape, Model
 
-FCN_S_WIDTH = 26752
-"""Inputs and classes."""
+FCN_S_SHAPE = DataShape((26752,), 26752)
 
 # Weights are uniform in +-gain sqrt(6 / (inputs + outputs)): X. Glorot, Y. Bengio, "Understanding the
 # difficulty of training deep feedforward neural networks", AISTATS 2010. Four times as wide for the logistic
@@ -43,40 +42,23 @@ def _sigmoid_network(shape: DataShape, hidden: Sequence[int]) -> nn.Module:
     return network
 
 
-# 14,205,962 parameters for MNIST, 117,997,696 and 122,194,048.
-build_fcn_r = partial(_sigmoid_network, hidden=(2048, 4096, 1024))
-build_fcn_s = partial(_sigmoid_network, hidden=(2048,) * 3)
-build_fcn_s4 = partial(_sigmoid_network, hidden=(2048,) * 4)
-
-
 def build_mlp(shape: DataShape, hidden: list[PositiveInt]) -> nn.Module:
     """ReLU layers of the widths `hidden`; without any, softmax regression. Weights are torch's default."""
     return _fully_connected(shape, hidden, nn.ReLU)
 
 
-fcn_r = Model(
-    name="fcn-r",
-    build=build_fcn_r,
-    shape=DataShape((1, 28, 28), 10),
-    dataset="mnist",
-    source=f"FCN-R of {BENCHMARK_PAPER}",
-)
+def _published(name: str, hidden: Sequence[int], shape: DataShape, dataset: str, source: str) -> Model:
+    return Model(
+        name, partial(_sigmoid_network, hidden=hidden), shape, dataset, f"{source} {BENCHMARK_PAPER}"
+    )
 
-fcn_s = Model(
-    name="fcn-s",
-    build=build_fcn_s,
-    shape=DataShape((FCN_S_WIDTH,), FCN_S_WIDTH),
-    dataset="synthetic",
-    source=f"FCN-S, three hidden layers as in the programs (hclhkbu/dlbench) for {BENCHMARK_PAPER}",
-)
 
-fcn_s4 = Model(
-    name="fcn-s4",
-    build=build_fcn_s4,
-    shape=DataShape((FCN_S_WIDTH,), FCN_S_WIDTH),
-    dataset="synthetic",
-    source=f"FCN-S, four hidden layers as in the text of {BENCHMARK_PAPER}",
-)
+OF_PROGRAMS = "FCN-S, three hidden layers as in the programs (hclhkbu/dlbench) for"
+OF_TEXT = "FCN-S, four hidden layers as in the text of"
+# 14,205,962 parameters, 117,997,696 and 122,194,048.
+fcn_r = _published("fcn-r", (2048, 4096, 1024), DataShape((1, 28, 28), 10), "mnist", "FCN-R of")
+fcn_s = _published("fcn-s", (2048,) * 3, FCN_S_SHAPE, "synthetic", OF_PROGRAMS)
+fcn_s4 = _published("fcn-s4", (2048,) * 4, FCN_S_SHAPE, "synthetic", OF_TEXT)
 
 mlp = Model(
     name="mlp",

@@ -29,8 +29,7 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """[n, length] int64 -> logits [n, length, vocabulary]; every text begins with a state of zeros."""
         outputs, _ = self.lstm(self.embedding(tokens))
-        logits: Tensor = self.linear(outputs)
-        return logits
+        return self.linear(outputs)
 
 
 def build_lstm(shape: DataShape) -> nn.Module:

@@ -120,8 +120,7 @@ DATASETS = Registry("data set", "scaling.datasets", BUILT_IN_DATASETS)
 def create_dataset(name: str, parameters: Mapping[str, Any] | None = None) -> Dataset:
     """The data set of that name with those parameters, checked against its fields' types. Reads no file.
     StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value."""
-    instance: Dataset = DATASETS.create(name, Dataset, parameters)
-    return instance
+    return DATASETS.create(name, Dataset, parameters)
 
 
 def create_model(name: str, parameters: Mapping[str, Any] | None = None) -> Model:

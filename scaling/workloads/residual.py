@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from scaling.workloads.base import DataShape, Model
-
-STAGES = (16, 32, 64)
-BLOCKS_PER_STAGE = 9
-
-WIDTHS_50 = (64, 128, 256, 512)
-BLOCKS_50 = (3, 4, 6, 3)
-EXPANSION = 4
-"""Channels that a bottleneck gives, for each of its width."""
 
 PAPER = 'K. He, X. Zhang, S. Ren, J. Sun, "Deep residual learning for image recognition", arXiv 1512.03385'
 
@@ -31,6 +25,8 @@ class ResidualBlock(nn.Module):
     parameters: it leaves rows and columns out, and zeros for the channels that the input lacks ("option A").
     """
 
+    expansion = 1
+
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -45,30 +41,18 @@ class ResidualBlock(nn.Module):
         shortcut = inputs[:, :, :: self._stride, :: self._stride]
         if self._missing:
             shortcut = nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self._missing))
-        result: Tensor = self.body(inputs) + shortcut
-        return result
-
-
-def build_resnet_56(shape: DataShape) -> nn.Module:
-    """ResNet-56: 853,018 parameters. Convolutions are normal with the variance 2 / (9 output channels), the
-    linear layer's bias is 0."""
-    first = _conv3x3(shape.input_shape[0], STAGES[0])
-    layers: list[nn.Module] = [first, nn.BatchNorm2d(STAGES[0]), nn.ReLU()]
-    channels = STAGES[0]
-    for outputs in STAGES:
-        for _ in range(BLOCKS_PER_STAGE):
-            layers.append(ResidualBlock(channels, outputs, stride=1 if outputs == channels else 2))
-            channels = outputs
-    return _with_head(layers, channels, shape)
+        return self.body(inputs) + shortcut
 
 
 class Bottleneck(nn.Module):
     """The last convolution gives four times `width`. The stride is that of the 3 x 3 convolution and of the
     shortcut, which is a convolution by 1 x 1 with BN where the shape changes ("option B")."""
 
+    expansion = 4  # channels that it gives, for each of its width
+
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        outputs = width * EXPANSION
+        outputs = width * self.expansion
         self.body = nn.Sequential(
             _conv1x1(inputs, width), nn.BatchNorm2d(width), nn.ReLU(),
             _conv3x3(width, width, stride), nn.BatchNorm2d(width), nn.ReLU(),
@@ -83,31 +67,41 @@ class Bottleneck(nn.Module):
         return nn.functional.relu(self.body(inputs) + self.shortcut(inputs))
 
 
-def build_resnet_50(shape: DataShape) -> nn.Module:
-    """ResNet-50: 25,557,032 parameters for 1,000 classes. Convolutions are normal with the variance 2 /
-    (kernel size output channels), the linear layer's bias is 0."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(shape.input_shape[0], WIDTHS_50[0], 7, stride=2, padding=3, bias=False),
-        nn.BatchNorm2d(WIDTHS_50[0]), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1),
-    ]  # fmt: skip
-    channels = WIDTHS_50[0]
-    for width, num_blocks in zip(WIDTHS_50, BLOCKS_50, strict=True):
+def _network(
+    stem: list[nn.Module],
+    block: type[ResidualBlock | Bottleneck],
+    stages: Mapping[int, int],
+    num_classes: int,
+) -> nn.Module:
+    """`stages`: width -> number of blocks, each stage but the first at half the size of the one before."""
+    channels = first = next(iter(stages))
+    layers = list(stem)
+    for width, num_blocks in stages.items():
         for index in range(num_blocks):
-            halves = index == 0 and width != WIDTHS_50[0]
-            layers.append(Bottleneck(channels, width, stride=2 if halves else 1))
-            channels = width * EXPANSION
-    return _with_head(layers, channels, shape)
-
-
-def _with_head(layers: list[nn.Module], channels: int, shape: DataShape) -> nn.Module:
-    head = nn.Linear(channels, shape.num_classes)
+            layers.append(block(channels, width, stride=2 if index == 0 and width != first else 1))
+            channels = width * block.expansion
+    head = nn.Linear(channels, num_classes)
     network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(layer, nn.Linear):
-            nn.init.zeros_(layer.bias)
+    nn.init.zeros_(head.bias)
     return network
+
+
+def build_resnet_56(shape: DataShape) -> nn.Module:
+    """ResNet-56: 853,018 parameters. Convolutions are normal with the variance 2 / (9 output channels), the
+    linear layer's bias is 0."""
+    stem = [_conv3x3(shape.input_shape[0], 16), nn.BatchNorm2d(16), nn.ReLU()]
+    return _network(stem, ResidualBlock, {16: 9, 32: 9, 64: 9}, shape.num_classes)
+
+
+def build_resnet_50(shape: DataShape) -> nn.Module:
+    """ResNet-50: 25,557,032 parameters for 1,000 classes. Convolutions are normal with the variance 2 /
+    (kernel size output channels), the linear layer's bias is 0."""
+    first = nn.Conv2d(shape.input_shape[0], 64, 7, stride=2, padding=3, bias=False)
+    stem = [first, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)]
+    return _network(stem, Bottleneck, {64: 3, 128: 4, 256: 6, 512: 3}, shape.num_classes)
 
 
 resnet_56 = Model(

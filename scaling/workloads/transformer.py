@@ -57,8 +57,7 @@ class Attention(nn.Module):
         parts = self.inputs(tokens).unflatten(-1, (3, self.num_heads, -1))
         queries, keys, values = parts.permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        result: Tensor = self.output(seen.transpose(1, 2).flatten(-2))
-        return result
+        return self.output(seen.transpose(1, 2).flatten(-2))
 
 
 class TransformerBlock(nn.Module):
@@ -75,8 +74,7 @@ class TransformerBlock(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = tokens + self.attention(self.attention_norm(tokens))
-        result: Tensor = tokens + self.layers(self.layers_norm(tokens))
-        return result
+        return tokens + self.layers(self.layers_norm(tokens))
 
 
 class Gpt(nn.Module):

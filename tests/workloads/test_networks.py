@@ -12,7 +12,7 @@ from scaling.training.replica import FlatReplica
 from scaling.workloads import residual
 from scaling.workloads.base import DataShape
 from scaling.workloads.convolutional import alexnet_r, alexnet_s, build_alexnet_r, build_alexnet_s
-from scaling.workloads.networks import build_fcn_r, build_fcn_s4, build_mlp, fcn_r, fcn_s, fcn_s4
+from scaling.workloads.networks import build_mlp, fcn_r, fcn_s, fcn_s4
 from scaling.workloads.recurrent import LanguageModel, build_lstm
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from scaling.workloads.residual import Bottleneck, ResidualBlock, build_resnet_50, build_resnet_56
@@ -38,7 +38,7 @@ class TestFcn:
         assert kinds == [nn.Flatten, nn.Linear, *[nn.Sigmoid, nn.Linear] * (len(widths) - 2)]
 
     @pytest.mark.parametrize(
-        ("build", "shape", "n"), [(build_fcn_r, MNIST, 3), (build_fcn_s4, DataShape((100,), 50), 4)]
+        ("build", "shape", "n"), [(fcn_r.build, MNIST, 3), (fcn_s4.build, DataShape((100,), 50), 4)]
     )
     def test_weights_are_xavier_uniform_with_gain_4_but_for_the_last_layer(self, build, shape, n):
         torch.manual_seed(0)

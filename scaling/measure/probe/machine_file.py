@@ -315,8 +315,7 @@ def _content(text: str, machine: str) -> dict[str, Any]:
         raise TopologyError(
             f"{machine} is made from {file.machine!r}; name that one, or a file that has devices of its own"
         )
-    content: dict[str, Any] = yaml.safe_load(text)
-    return content
+    return yaml.safe_load(text)
 
 
 def _by_figure(entry: Mapping[str, Any]) -> Any:
