@@ -101,9 +101,8 @@ def _of_exchange(measured: Measured) -> Iterator[Finding]:
 
 def _fewer_bytes(measured: Measured) -> dict[str, Any]:
     first, (backward, _, _, updates, *_) = measured.ranks[0], measured.signatures["baseline"]
-    tried = [
-        (arm.said, saved) for name, arm in ARMS.items() if arm.is_smaller and (saved := measured.saved(name))
-    ]
+    hooks = [name for name, arm in ARMS.items() if arm.hook not in ("all_reduce", "local")]
+    tried = [(ARMS[name].said, saved) for name in hooks if (saved := measured.saved(name))]
     smaller = max(tried, key=lambda one: one[1].ratio, default=None)
     buffers_mb, gradients_mb = first.get("buffer_bytes", 0) / 1e6, sum(first.get("bucket_bytes") or []) / 1e6
     return {

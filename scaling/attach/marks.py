@@ -16,6 +16,8 @@ from scaling.attach.inside.arms import ARMS
 Signature = tuple[int, ...]
 """Of a step: backward calls, batches drawn, evaluations begun, steps of all optimizers."""
 
+Span = tuple[str, float, float]  # a phase, its start and its end
+
 MOST_PHASES = ("input", "forward", "backward", "gradients", "update", "evaluation", "collective", "save")
 
 
@@ -28,7 +30,7 @@ class Step:
     step_s: float
     signature: Signature
     # (phase, start, stop) in seconds after its start; but for evaluations, only in arms with phases.
-    spans: list[tuple[str, float, float]]
+    spans: list[Span]
     waited_s: float = 0.0  # in collectives of the script's own, those in a backward pass included
     arm: str = ""  # that was on
     block: int = 0  # the number of its round; -1 for a step that is left out
@@ -57,47 +59,37 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
     return steps
 
 
-def _spans(marked: Sequence[Any], start_s: float) -> list[tuple[str, float, float]]:
+def _spans(marked: Sequence[Any], start_s: float) -> list[Span]:
     """What is marked, the forward pass from the end of input to backward, and from backward to the update.
     What runs inside another span is part of that, but for the script's own collectives in a backward pass
     (synchronized batch normalization). Without input, the forward pass is from the start of the step."""
-    spans: list[tuple[str, float, float]] = []
+    spans: list[Span] = []
     after: list[tuple[float, float]] = []
     began_s = None if any(name == "input" for name, _, _ in marked) else start_s
     has_backward, inside_s = False, start_s
     for name, begin_s, end_s in sorted(marked, key=lambda span: (span[1], -span[2])):
         if begin_s < inside_s:
             continue
+        until_now = [] if began_s is None else [*after, (began_s, begin_s)]
         if name == "backward":
-            if began_s is not None:
-                spans += [("forward", *part) for part in [*after, (began_s, begin_s)]]
-            has_backward, after, began_s = True, [], end_s
-        elif name in ("input", "update"):
-            if has_backward and began_s is not None and name == "update":
-                spans += [("gradients", *part) for part in [*after, (began_s, begin_s)]]
-            has_backward, after, began_s = False, [], end_s
+            spans += [("forward", *part) for part in until_now]
+        elif name == "update" and has_backward:
+            spans += [("gradients", *part) for part in until_now]
+        elif name == "collective" and not has_backward:
+            spans += [("forward", *part) for part in until_now]
+        if name in ("backward", "input", "update"):
+            has_backward, after, began_s = name == "backward", [], end_s
         elif began_s is not None:
-            if has_backward:
-                after.append((began_s, begin_s))
-            elif name == "collective":
-                spans.append(("forward", began_s, begin_s))
-            began_s = end_s
-        if name == "backward":
-            spans += _without_collectives(marked, begin_s, end_s)
-        else:
-            spans.append((name, begin_s, end_s))
+            after, began_s = until_now if has_backward else [], end_s
+        is_cut = name == "backward"
+        spans += _without_collectives(marked, begin_s, end_s) if is_cut else [(name, begin_s, end_s)]
         inside_s = end_s
-    return [
-        (name, begin_s - start_s, end_s - start_s)
-        for name, begin_s, end_s in sorted(spans, key=lambda s: s[1])
-    ]
+    return [(name, at - start_s, end - start_s) for name, at, end in sorted(spans, key=lambda span: span[1])]
 
 
-def _without_collectives(
-    marked: Sequence[Any], begin_s: float, end_s: float
-) -> list[tuple[str, float, float]]:
+def _without_collectives(marked: Sequence[Any], begin_s: float, end_s: float) -> list[Span]:
     """A backward pass, cut where collectives run in it; and these."""
-    spans: list[tuple[str, float, float]] = []
+    spans: list[Span] = []
     for name, start_s, stop_s in sorted(marked, key=lambda span: span[1]):
         if name == "collective" and begin_s <= start_s and stop_s <= end_s:
             spans += [("backward", begin_s, start_s), (name, start_s, stop_s)]

@@ -192,8 +192,10 @@ class _Session:
         """Arms with a process of their own; those that were faster once run again, next to another clock."""
         arms = [arm for arm in self.plan.arms if ARMS[arm].when == PROCESS]
         self._launch += 1
-        if any(ARMS[arm].is_compared_with_clock for arm in arms) and "clock" not in arms:
-            arms.insert(0, "clock")
+        rows = [ARMS[arm] for arm in arms]
+        others = [row for row in rows if row.is_bare or row.is_traced or row.is_alone or row.replaces_hook]
+        if len(others) < len(rows) and "clock" not in arms:
+            arms.insert(0, "clock")  # what the rest of them are compared with
         for arm in arms:
             if not self._is_skipped(arm):
                 self._start(arm, self._launch)

@@ -214,7 +214,7 @@ SAVES = """
 from safetensors.torch import load_file, save_file
 import torch
 inside = sys.modules['_scaling_attach_inside']
-agent = inside._agents[0]
+agent = inside.start()
 agent.is_armed = True
 agent.done['update'] = 1
 save_file({'x': torch.ones(3)}, 'older')

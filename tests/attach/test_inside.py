@@ -109,7 +109,7 @@ def test_an_error_before_the_first_step_is_said_and_not_its_consequence(agent, t
 def test_what_is_saved_to_a_file_is_timed_and_to_memory_no_save(agent, tmp_path, monkeypatch):
     for holder, name in itertools.product((torch, torch.jit), ("save", "load")):  # as before after this
         monkeypatch.setattr(holder, name, getattr(holder, name))
-    guard = SimpleNamespace(instead=lambda path, **_: path, latest=lambda path: path)
+    guard = SimpleNamespace(emptied=lambda path: path, latest=lambda path: path)
     safety.watch_saves(agent, guard)
     agent.is_armed = True
     for named in (False, True):

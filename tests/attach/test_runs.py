@@ -96,14 +96,15 @@ def test_arms_are_switched_on_all_ranks_after_the_same_steps(tmp_path):
 
 DRIFT = """
 import sys, torch.distributed as dist, torch
-agent = sys.modules["_scaling_attach_inside"]._agents
+agent = sys.modules["_scaling_attach_inside"].start
 def compare(model, step=[0, "baseline"]):
-    if agent[0].arm.exchanges and not agent[0].arm.name == step[1]:
+    arm = agent().arm
+    if arm.exchanges and not arm.name == step[1]:
         value = sum(p.detach().double().abs().sum() for p in model.module.parameters())
         both = [torch.zeros_like(value) for _ in range(2)]
         dist.all_gather(both, value)
-        print("same" if both[0] == both[1] else "differ", agent[0].arm.name, flush=True)
-    step[1] = agent[0].arm.name
+        print("same" if both[0] == both[1] else "differ", arm.name, flush=True)
+    step[1] = arm.name
 """
 
 

@@ -69,10 +69,15 @@ def _begin() -> None:
     calls: dict[str, Any] = {
         "torch": lambda _: inside.start(),
         "subprocess": lambda module: libraries.after_subprocess(module, HERE, order),
-        "sqlite3": lambda module: libraries.after_sqlite3(module, guard),
+        "sqlite3": lambda module: libraries.redirect(module, "connect", 0, "database", guard.changed),
         "h5py": lambda module: libraries.after_h5py(module, guard),
-        "safetensors": lambda module: libraries.after_safetensors(module, guard),
-        "safetensors.torch": lambda module: libraries.after_safetensors_torch(module, guard),
+        # All of its functions that save call this one; those of its modules take it by name.
+        "safetensors": lambda module: libraries.redirect(
+            module, "serialize_file", 1, "filename", guard.emptied
+        ),
+        "safetensors.torch": lambda module: libraries.redirect(
+            module, "load_file", 0, "filename", guard.latest
+        ),
         "mlflow": libraries.after_mlflow,
     }
     for name in [name for name in calls if name in sys.modules]:

@@ -7,24 +7,22 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 INJECTED = "_scaling_attach_inside"
 """This package's name where `inject/sitecustomize.py` has loaded it by file."""
 
-_agents: list[Any] = []
-_guards: list[Any] = []  # the process's agent and the guard of its files, once there is one
 
-
+@cache
 def protect() -> Any:
     """Guards the files from before the run, in this process; the guard."""
     from .guard import Guard
 
-    if not _guards:
-        _guards.append(Guard(json.loads(os.environ["SCALING_ATTACH"])))
-    return _guards[0]
+    return Guard(json.loads(os.environ["SCALING_ATTACH"]))
 
 
+@cache
 def start() -> Any:
     """Readies this process, once torch is loaded; the agent."""
     from .agent import Agent
@@ -32,15 +30,13 @@ def start() -> Any:
     from .marking import mark
     from .safety import watch_saves
 
-    if not _agents:
-        agent = Agent(json.loads(os.environ["SCALING_ATTACH"]))
-        _agents.append(agent)
-        if agent.arm.at_start is not None:
-            agent.arm.at_start()
-        change(agent)
-        mark(agent)
-        watch_saves(agent, protect())
-    return _agents[0]
+    agent = Agent(json.loads(os.environ["SCALING_ATTACH"]))
+    if agent.arm.at_start is not None:
+        agent.arm.at_start()
+    change(agent)
+    mark(agent)
+    watch_saves(agent, protect())
+    return agent
 
 
 @contextmanager

@@ -57,15 +57,6 @@ class Arm:
         """It has to be on before a model is wrapped."""
         return not self.exchanges or self.bucket_mb is not None or self.at_start is not None
 
-    @property
-    def is_smaller(self) -> bool:
-        return self.hook not in ("all_reduce", "local")
-
-    @property
-    def is_compared_with_clock(self) -> bool:
-        others = self.is_bare or self.is_traced or self.is_alone or self.replaces_hook
-        return self.when == PROCESS and not others
-
 
 def _later(module: str, name: str, *arguments: Any) -> Callable[..., None]:
     """A call of what needs torch, which this module does without."""

@@ -12,7 +12,6 @@ import os
 import pathlib
 import shutil
 import stat
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -40,18 +39,14 @@ class _Builtin:
 
     def __init__(self, call: Any, original: Any, holder: Any) -> None:
         self._call = functools.partial(call, original)
-        self._place = holder.__name__, original.__name__
         functools.update_wrapper(self, original)
+        self.__name__, self.__module__ = original.__name__, holder.__name__
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._call(*arguments, **named)
 
-    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
-        return _named, self._place  # pools send functions to their workers
-
-
-def _named(module: str, name: str) -> Any:
-    return getattr(sys.modules[module], name)
+    def __reduce__(self) -> str:
+        return self.__name__  # pools send functions to their workers
 
 
 class Guard:
@@ -65,6 +60,7 @@ class Guard:
         self._kept: set[str] = set()
         self._copies = Copies(self._out, self._began_s)
         self.latest = self._copies.latest
+        self.changed, self.emptied = (functools.partial(self.instead, is_emptied=of) for of in (False, True))
         self._write = builtins.open
         self.refuse: Callable[[str], None] = _refuse  # with a reason why a run cannot go on
         # Called with each file that is opened to write bytes; the script is given what it returns.
@@ -77,7 +73,7 @@ class Guard:
             (os, "link", self._link),
             (os, "chmod chown lchown utime setxattr removexattr", self._change),
             (os, "open", self._opened_low),
-            (os, "truncate", lambda call, path, length: call(self.instead(path, is_emptied=False), length)),
+            (os, "truncate", lambda call, path, length: call(self.changed(path), length)),
             (os.path, "getsize", lambda call, filename: call(self.latest(filename))),
             (shutil, "move", self._rename),
             (shutil, "rmtree", self._tree),

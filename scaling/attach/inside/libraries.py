@@ -26,6 +26,18 @@ def around(holder: Any, name: str) -> Callable[[Callable[..., Any]], Any]:
     return put
 
 
+def redirect(holder: Any, name: str, at: int, argument: str, place: Callable[[Any], Any]) -> None:
+    """Makes a function open another path than the argument at that position, or of that name, says."""
+
+    @around(holder, name)
+    def _(call: Any, *arguments: Any, **named: Any) -> Any:
+        if argument in named:
+            named[argument] = place(named[argument])
+        else:
+            arguments = (*arguments[:at], *map(place, arguments[at : at + 1]), *arguments[at + 1 :])
+        return call(*arguments, **named)
+
+
 def after_subprocess(module: Any, path: str, order: str) -> None:
     """Programs that are started with an environment of their own have the guard too, if they are Python."""
 
@@ -37,12 +49,6 @@ def after_subprocess(module: Any, path: str, order: str) -> None:
         begin(self, *arguments, **named)
 
 
-def after_sqlite3(module: Any, guard: Guard) -> None:
-    @around(module, "connect")
-    def _(connect: Any, database: Any, *arguments: Any, **named: Any) -> Any:
-        return connect(guard.instead(database, is_emptied=False), *arguments, **named)
-
-
 def after_h5py(module: Any, guard: Guard) -> None:
     """Its files are opened by a library in C."""
 
@@ -51,22 +57,6 @@ def after_h5py(module: Any, guard: Guard) -> None:
         is_written = mode in ("w", "a", "r+")
         place = guard.instead(name, is_emptied=mode == "w") if is_written else guard.latest(name)
         begin(self, place, mode, *arguments, **named)
-
-
-def after_safetensors(module: Any, guard: Guard) -> None:
-    """All of its functions that save call this one; those of its modules take it by name."""
-
-    @around(module, "serialize_file")
-    def _(serialize: Any, tensors: Any, filename: Any, *arguments: Any, **named: Any) -> Any:
-        return serialize(tensors, guard.instead(filename, is_emptied=True), *arguments, **named)
-
-
-def after_safetensors_torch(module: Any, guard: Guard) -> None:
-    """What was saved in place of an older file is what is loaded."""
-
-    @around(module, "load_file")
-    def _(load: Any, filename: Any, *arguments: Any, **named: Any) -> Any:
-        return load(guard.latest(filename), *arguments, **named)
 
 
 def after_mlflow(module: Any) -> None:

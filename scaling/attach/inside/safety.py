@@ -11,7 +11,7 @@ import torch
 
 from .agent import Agent
 from .guard import CACHES, QUIET, Guard
-from .libraries import around
+from .libraries import around, redirect
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 SAVERS = (
@@ -34,21 +34,11 @@ _open = Counter[int]()  # saves of a thread that have not ended: those within on
 def watch_saves(agent: Agent, guard: Guard) -> None:
     """Saves write what they would, to new files; `torch.save` may write by a path in C++, past the guard."""
 
-    def saved(save: Any, *arguments: Any, **named: Any) -> Any:
-        if "f" in named:
-            named["f"] = guard.instead(named["f"], is_emptied=True)
-        else:
-            arguments = (*arguments[:1], guard.instead(arguments[1], is_emptied=True), *arguments[2:])
-        return save(*arguments, **named)
-
-    def loaded(load: Any, f: Any, *arguments: Any, **named: Any) -> Any:
-        return load(guard.latest(f), *arguments, **named)  # it may read by a path in C++ too
-
     guard.refuse = agent.refuse
     guard.watch = lambda opened: _watched_file(agent, opened)
     for holder in (torch, torch.jit):
-        around(holder, "load")(loaded)
-        around(holder, "save")(saved)
+        redirect(holder, "load", 0, "f", guard.latest)  # it may read by a path in C++ too
+        redirect(holder, "save", 1, "f", guard.emptied)
         around(holder, "save")(_timed(agent))
 
     @around(agent, "arm_with")

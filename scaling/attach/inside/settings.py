@@ -13,28 +13,26 @@ from .libraries import around
 
 dist: Any = torch.distributed
 _set_anomaly = torch.set_anomaly_enabled
-_asked = {"mode": False, "check_nan": True}  # by the script
-
-_is_allowed = [True]
+_anomalies = {"mode": False, "check_nan": True, "is_allowed": True}  # but for the last as the script asks
 
 
 def watch_anomalies() -> None:
     """The script's wish is kept, and followed while the arm allows it."""
 
     def ask(enabled: bool, check_nan: bool = True) -> None:
-        _asked.update(mode=enabled, check_nan=check_nan)
-        detect_anomalies(_is_allowed[0])
+        _anomalies.update(mode=enabled, check_nan=check_nan)
+        detect_anomalies(_anomalies["is_allowed"])
 
     torch.set_anomaly_enabled, torch.is_anomaly_enabled = ask, asks_for_anomalies
 
 
 def asks_for_anomalies() -> bool:
-    return _asked["mode"]
+    return _anomalies["mode"]
 
 
 def detect_anomalies(is_allowed: bool) -> None:
-    _is_allowed[0] = is_allowed
-    _set_anomaly(_asked["mode"] and is_allowed, _asked["check_nan"])
+    _anomalies["is_allowed"] = is_allowed
+    _set_anomaly(_anomalies["mode"] and is_allowed, _anomalies["check_nan"])
 
 
 def switched_on() -> str:
