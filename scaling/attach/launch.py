@@ -59,8 +59,6 @@ OF_A_SERVER = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")  # variables that name w
 
 @dataclass(frozen=True)
 class Run:
-    """What one run gave."""
-
     arm: str  # or what the launch is called in which arms are switched
     ranks: list[dict[str, Any]] = field(default_factory=list)
     reason: str | None = None
@@ -100,19 +98,16 @@ def run_arm(
     several arms are switched within it; `arm` is a name for the folder alone. With `until_epoch` it is not
     over before an epoch of a loader has ended. Files from before `began_s` (seconds since the epoch; None:
     now) are the user's, which stay as they are."""
-    words: list[str] = list(command)
     more: dict[str, str] = {}
     if row_of(arm).is_alone:
-        changed = one_worker(command)
-        if changed is None and device == "cuda":
-            changed = words
+        if (changed := one_worker(command)) is not None:
+            command = changed
+        elif device == "cuda":
             more["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        if changed is None:
+        else:
             return Run(arm, reason="the command does not say how many workers there are")
-        words = changed
-        if any(word.endswith(("torchrun", "torch.distributed.run")) for word in words):
-            threads = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun sets it for several workers
-            more = {"OMP_NUM_THREADS": threads, **more}
+        if any(word.endswith(("torchrun", "torch.distributed.run")) for word in command):
+            more["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # as it sets it for several
     out.mkdir(parents=True)
     arms = blocks.arms if blocks else (arm,)
     wanted = {"out": str(out.resolve()), "arm": arm, "arms": arms, "warmup": warmup, "steps": steps}
@@ -123,32 +118,25 @@ def run_arm(
     unfinished.rename(out / "order.json")  # others that join read it
     started = time.monotonic()
     watch = _watching(arm, out, blocks) if blocks else None
-    code = start_and_wait(words, wanted, out / "output.log", cwd, more, watch)
+    code = start_and_wait(command, wanted, out / "output.log", cwd, more, watch)
     took_s = time.monotonic() - started
     wanted_steps = warmup + (len(arms) * LONGEST_BLOCK if blocks else steps)
     run = Run(arm, reason=code) if isinstance(code, str) else _read(arm, out, code, wanted_steps, deadline_s)
     return replace(run, took_s=took_s, arms=arms)
 
 
-def _watching(arm: str, out: Path, blocks: Blocks) -> Callable[[], None]:
-    """What is called again and again during such a launch: asks whether there is enough, once a round."""
-    seen = 0.0
+def _watching(arm: str, out: Path, blocks: Blocks) -> Callable[[list[dict[str, Any]]], None]:
+    """What such a launch's records are given to: asks whether there is enough, once a round."""
+    seen = 0
 
-    def watch() -> None:
+    def watch(ranks: list[dict[str, Any]]) -> None:
         nonlocal seen
-        try:
-            changed_s = (out / "rank0.json").stat().st_mtime
-            if changed_s == seen or (out / "enough").exists():
-                return
-            ranks = _records(out)
-        except (OSError, ValueError):  # not written yet
-            return
-        seen = changed_s
         is_going_on = all(rank["labels"] and not rank["is_last"] for rank in ranks)
-        if not is_going_on or len(ranks) < ranks[0]["world_size"]:
-            return
-        if blocks.is_enough(Run(arm, ranks, arms=blocks.arms)):
-            (out / "enough").touch()
+        made = len(ranks[0]["labels"]) if ranks and len(ranks) == ranks[0]["world_size"] else seen
+        if is_going_on and made != seen and not (out / "enough").exists():
+            seen = made
+            if blocks.is_enough(Run(arm, ranks, arms=blocks.arms)):
+                (out / "enough").touch()
 
     return watch
 
@@ -164,10 +152,10 @@ def start_and_wait(
     log_path: Path,
     cwd: Path,
     more: Mapping[str, str],
-    watch: Callable[[], None] | None = None,
+    watch: Callable[[list[dict[str, Any]]], None] | None = None,
 ) -> int | str | None:
-    """Runs the command with the agent until it ends or has to; `watch` is called meanwhile. Its exit code;
-    None where it was ended here; a text where it does not start."""
+    """Runs the command with the agent until it ends or has to; `watch` is given the records meanwhile. Its
+    exit code; None where it was ended here; a text where it does not start."""
     path = os.pathsep.join(filter(None, (str(INJECT), os.environ.get("PYTHONPATH"))))
     mlflow = (Path(wanted["out"]).resolve() / "mlflow").as_uri()
     environment = {
@@ -184,12 +172,12 @@ def start_and_wait(
         try:
             while process.poll() is None and time.monotonic() < end:
                 time.sleep(0.1)
+                ranks = _records(Path(wanted["out"]))
                 if watch is not None:
-                    watch()
-                if end > time.monotonic() + END_S:
-                    last = [record for record in _records(Path(wanted["out"])) if record.get("is_last")]
-                    if last and len(last) == last[0]["world_size"]:
-                        end = time.monotonic() + END_S
+                    watch(ranks)
+                last = [record for record in ranks if record.get("is_last")]
+                if last and len(last) == last[0]["world_size"]:
+                    end = min(end, time.monotonic() + END_S)
             return process.poll()
         finally:
             processes.end(process)

@@ -39,8 +39,6 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Saved:
-    """Of a step."""
-
     ratio: float  # of the step's time, from the mean over rounds of the logarithms of neighbouring blocks
     is_certain: bool  # shorter by the interval, and by more than the A/A spread in each of several launches
     is_compared: bool = True
@@ -70,8 +68,6 @@ class Saved:
 
 @dataclass
 class Measured:
-    """The runs of a script, by arm."""
-
     # Launch -> median seconds of a step, by rank.
     steps_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     # Round -> the slowest rank's mean step in the arm's block; and where all wait for the last in each step.
@@ -98,21 +94,17 @@ class Measured:
 
     def add(self, launch: int, run: Run) -> None:
         if run.reason is not None:
-            for arm in run.arms:
-                self.reasons[arm] = run.reason
+            self.reasons.update(dict.fromkeys(run.arms, run.reason))
             return
-        for arm in run.arms:
-            self.facts[arm] = run.ranks
+        self.facts.update(dict.fromkeys(run.arms, run.ranks))
         if row_of(run.arm).is_traced:
             return
         signature, steps = marks.steady(run.ranks)
-        blocks = marks.blocks_of(steps)
-        if len(run.arms) == 1:
+        blocks, is_one = marks.blocks_of(steps), len(run.arms) == 1
+        if is_one:
             blocks = dict.fromkeys(run.arms, next(iter(blocks.values()), {}))
         for arm in run.arms:
-            self.signatures[arm] = (
-                signature if len(run.arms) == 1 else marks.signature_of(run.ranks, arm, signature)
-            )
+            self.signatures[arm] = signature if is_one else marks.signature_of(run.ranks, arm, signature)
             rounds = {at: ranks for at, ranks in blocks.get(arm, {}).items() if all(ranks)}
             reason = _why_not_cached(run) if ARMS[arm].is_cached else None
             if reason is not None:

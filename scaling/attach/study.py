@@ -43,8 +43,6 @@ QUIET_S = 600.0  # a node that joins gives up after so long without a run
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run."""
-
     command: Sequence[str]
     arms: Sequence[str]
     warmup: int  # steps at the start of each launch, which are left out

@@ -49,16 +49,12 @@ SHARDED = "FSDP2 or tensor parallelism: its exchange cannot be left out; take a 
 
 
 def without_ddp() -> str:
-    reason = "it makes steps without DistributedDataParallel"
+    said = "it makes steps without DistributedDataParallel"
     if dist.is_initialized() and dist.get_world_size() > 1:
-        return (
-            f"{reason}; where it averages gradients in a way of its own, put "
-            "`with scaling.attached(model, optimizer):` around its training loop"
-        )
-    return (
-        f"{reason}, in one process; start it in several: torchrun --nproc-per-node=2, or "
-        "accelerate launch --multi_gpu --num_processes=2"
-    )
+        said += "; where it averages gradients in a way of its own, put "
+        return said + "`with scaling.attached(model, optimizer):` around its training loop"
+    said += ", in one process; start it in several: torchrun --nproc-per-node=2, or "
+    return said + "accelerate launch --multi_gpu --num_processes=2"
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -79,8 +75,6 @@ def what_it_uses(optimizer: Optimizer) -> str | None:
 
 
 class Agent:
-    """One process of one run."""
-
     def __init__(self, order: dict[str, Any]) -> None:
         self.out = Path(order["out"])
         self.plan = Plan(order)
@@ -211,12 +205,8 @@ class Agent:
         self.counts_of.setdefault(index, []).append(list(self.done.values()))
         made = self._made(marks)
         if made == self.warmup:
-            self.all_used = all(
-                parameter.grad is not None
-                for model in self.ddp()
-                for parameter in model.parameters()
-                if parameter.requires_grad
-            )
+            trained = [one for model in self.ddp() for one in model.parameters() if one.requires_grad]
+            self.all_used = all(parameter.grad is not None for parameter in trained)
         self.own_s += time.perf_counter() - now
         if self.arm.is_traced:
             self._trace(made)
@@ -337,13 +327,9 @@ class Agent:
             self.facts["raised"] = [time.time(), f"{type(error).__name__}{said}{where}"[:300]]
         if self.marks:
             self.facts["ended_after"] = min(map(len, self.marks.values()))
-        elif error is not None:
-            pass  # it says more than that there were no steps
-        elif self.steps_without:
-            self.facts["refused"] = without_ddp()
-        elif self.is_armed:
-            self.facts["refused"] = NO_STEP
-        else:
+        elif error is None and (self.steps_without or self.is_armed):
+            self.facts["refused"] = without_ddp() if self.steps_without else NO_STEP
+        elif error is None:  # it says more than that there were no steps
             return
         self.is_stopping = True
         write(self)

@@ -24,8 +24,6 @@ def _nothing(agent: Any) -> None:
 
 @dataclass(frozen=True)
 class Arm:
-    """A row."""
-
     name: str
     when: str
     change: str

@@ -22,8 +22,6 @@ KEY = "scaling_attach_{}"
 
 
 class Plan:
-    """Of one process."""
-
     def __init__(self, order: dict[str, Any]) -> None:
         self.arms: list[str] = list(order.get("arms") or [order["arm"]])
         self.labels: list[tuple[str, int, int]] = []
