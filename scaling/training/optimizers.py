@@ -130,35 +130,42 @@ def skip_where(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:
     optimizer.found_inf = found_inf  # type: ignore[attr-defined]
 
 
-def state_tensors(
-    optimizer: torch.optim.Optimizer, places: Mapping[str, Tensor], names: Sequence[str]
-) -> dict[str, Tensor]:
-    """The tensors themselves, by name and place; none before the first step."""
-    return {
-        _key(name, place): values
-        for place, parameter in places.items()
-        for name in names
-        if (values := optimizer.state.get(parameter, {}).get(name)) is not None
-    }
+class OptimizerState:
+    """The tensors of these names that an optimizer keeps of the parameters at some places; none before the
+    first step."""
 
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, places: Mapping[str, Tensor], names: Sequence[str]
+    ) -> None:
+        self._optimizer, self._places, self._names = optimizer, places, names
 
-def load_state(
-    optimizer: torch.optim.Optimizer,
-    places: Mapping[str, Tensor],
-    saved: Mapping[str, Tensor],
-    names: Sequence[str],
-) -> None:
-    """Takes over copies of `state_tensors`, in place where there are some; a place that has none begins anew:
-    a state of zeros is the one before the first step, of all three optimizers."""
-    for place, parameter in places.items():
-        for name in names:
-            key, tensors = _key(name, place), optimizer.state.get(parameter, {})
-            if tensors.get(name) is not None and key in saved:
-                tensors[name].copy_(saved[key])
-            elif tensors.get(name) is not None:
-                tensors[name].zero_()
-            elif key in saved:
-                optimizer.state[parameter][name] = saved[key].to(parameter.device, copy=True)
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            _key(name, place): values
+            for place, parameter in self._places.items()
+            for name in self._names
+            if (values := self._optimizer.state.get(parameter, {}).get(name)) is not None
+        }
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(values.nbytes for values in self._tensors().values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: values.clone() for name, values in self._tensors().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over copies, in place where there are tensors; a place that has none begins anew: a state of
+        zeros is the one before the first step, of all three optimizers."""
+        for place, parameter in self._places.items():
+            for name in self._names:
+                key, tensors = _key(name, place), self._optimizer.state.get(parameter, {})
+                if tensors.get(name) is not None and key in state:
+                    tensors[name].copy_(state[key])
+                elif tensors.get(name) is not None:
+                    tensors[name].zero_()
+                elif key in state:
+                    self._optimizer.state[parameter][name] = state[key].to(parameter.device, copy=True)
 
 
 def _key(name: str, place: str) -> str:

@@ -43,13 +43,7 @@ from scaling.training.ddp import USUAL_DDP, DdpSettings, wrapped
 from scaling.training.exchanges import Record, filled, recomputed_exchanges, repeatable_gradients
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.hooked_buckets import HookedBuckets, LibraryHookBuckets
-from scaling.training.optimizers import (
-    OptimizerSettings,
-    load_state,
-    set_learning_rate,
-    skip_where,
-    state_tensors,
-)
+from scaling.training.optimizers import OptimizerSettings, OptimizerState, set_learning_rate, skip_where
 from scaling.training.replica import Replica, require_dtypes, take_passes
 from scaling.training.step import TrainingStep
 
@@ -81,8 +75,6 @@ class OverlappedStep(TrainingStep):
         require_dtypes(replica.module, aggregator)
         self.replica, self._aggregator, self._group = replica, aggregator, group
         self._device = replica.trainable[0].device
-        self._state_names = settings.state_names
-        self._places = {str(number): parameter for number, parameter in enumerate(replica.trainable)}
         self.treatment = GradientTreatment(gradients, replica.compute, self._device)
         self._path = aggregator.ddp_path()
         if self._path == "own" and (group.through_host or gradients.wire is not None):
@@ -90,6 +82,9 @@ class OverlappedStep(TrainingStep):
         self._optimizer: Any
         self._send_parameters: Callable[[], None] | None = None
         self._make_optimizer(settings)
+        stateful = self._optimizer.optim if aggregator.shards_optimizer else self._optimizer
+        places = {str(number): parameter for number, parameter in enumerate(replica.trainable)}
+        self._kept = OptimizerState(stateful, places, settings.state_names)
         self._example = (inputs, targets)
         self._micro_batch = len(inputs) // replica.compute.accumulate
         self._marks: Marks = UNMARKED
@@ -150,10 +145,6 @@ class OverlappedStep(TrainingStep):
             self._run_dry(num_passes)
 
     @property
-    def _stateful(self) -> torch.optim.Optimizer:
-        return self._optimizer.optim if self._aggregator.shards_optimizer else self._optimizer
-
-    @property
     def notes(self) -> list[str]:
         unused = ", ".join(self._unused)
         shown = f"DDP searches every step for parameters that the loss does not depend on: {unused:.200}"
@@ -176,20 +167,17 @@ class OverlappedStep(TrainingStep):
         set_learning_rate(self._optimizer, rate)
 
     def state_dict(self) -> dict[str, Any]:
-        tensors = state_tensors(self._stateful, self._places, self._state_names)
-        update = {name: tensor.clone() for name, tensor in tensors.items()}
-        return self._saved(self._buckets.state_dict(), update)
+        return self._saved(self._buckets.state_dict(), self._kept.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.replica.module.load_state_dict(state["module"])
         self._buckets.load_state_dict(state["aggregator"])
-        load_state(self._stateful, self._places, state["update"], self._state_names)
+        self._kept.load_state_dict(state["update"])
         self.treatment.load_state_dict(state.get("scale", {}))
 
     @property
     def optimizer_state_bytes(self) -> int:
-        tensors = state_tensors(self._stateful, self._places, self._state_names)
-        return sum(tensor.nbytes for tensor in tensors.values())
+        return self._kept.state_bytes
 
     def check(self) -> None:
         self._buckets.check()

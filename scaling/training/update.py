@@ -7,7 +7,7 @@ state lives where the step is taken, and only there.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TypeVar
 
@@ -18,54 +18,29 @@ from scaling.aggregators.base import HOST_SITES, Aggregator, PhaseMarker, Update
 from scaling.aggregators.host import threads
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import Span
-from scaling.training.optimizers import (
-    OptimizerSettings,
-    load_state,
-    set_learning_rate,
-    skip_where,
-    state_tensors,
-)
+from scaling.training.optimizers import OptimizerSettings, OptimizerState, set_learning_rate, skip_where
 from scaling.training.replica import FlatBucket
 
 S = TypeVar("S", bound=AggregatorState)
 
 
-class OwnedUpdate:
+class OwnedUpdate(OptimizerState):
     """The parameters in some spans of a flat tensor, and the optimizer with their state. `how`: as of
     `OptimizerSettings.optimizer`."""
 
-    def __init__(
-        self,
-        flat: Tensor,
-        spans: list[Span],
-        settings: OptimizerSettings,
-        **how: bool,
-    ) -> None:
-        self._spans, self._names = spans, settings.state_names
+    def __init__(self, flat: Tensor, spans: list[Span], settings: OptimizerSettings, **how: bool) -> None:
+        self._spans = spans
         self._stepped = [torch.nn.Parameter(flat[start:stop]) for start, stop in spans]
-        self._places = dict(zip((f"{start}:{stop}" for start, stop in spans), self._stepped, strict=True))
+        places = dict(zip((f"{start}:{stop}" for start, stop in spans), self._stepped, strict=True))
         # A rank that owns nothing has an optimizer of nothing, which takes no step.
-        self._optimizer = settings.optimizer(self._stepped or [torch.nn.Parameter(flat[:0])], **how)
+        optimizer = settings.optimizer(self._stepped or [torch.nn.Parameter(flat[:0])], **how)
+        super().__init__(optimizer, places, settings.state_names)
 
     def set_learning_rate(self, rate: float) -> None:
         set_learning_rate(self._optimizer, rate)
 
     def skip_where(self, found_inf: Tensor) -> None:
         skip_where(self._optimizer, found_inf)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: values.clone() for name, values in self._state().items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes it over, in place; the replica has its parameters already. Collective."""
-        load_state(self._optimizer, self._places, state, self._names)
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(values.nbytes for values in self._state().values())
-
-    def _state(self) -> dict[str, Tensor]:
-        return state_tensors(self._optimizer, self._places, self._names)
 
     def parts(self, mean: Tensor | None) -> list[Tensor]:
         if not self._stepped:
@@ -143,8 +118,9 @@ class HostUpdate(SiteUpdate):
         super().__init__(self._parameters, aggregator.owned(state), settings)
         group.barrier()
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Rank 0's parameters become those in host memory; returns after that on every rank."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Rank 0's parameters, which it has already, become those in host memory; returns after that on every
+        rank. Collective."""
         super().load_state_dict(state)
         if self._bucket.parameters.is_cuda:
             torch.cuda.current_stream().synchronize()  # its last copy of these

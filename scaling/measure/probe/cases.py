@@ -16,34 +16,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations, permutations
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
-
-Operation = Literal[
-    "h2d",
-    "d2h",
-    "h2d_d2h",
-    "peer_copy",
-    "peer_shift",
-    "send",
-    "swap",
-    "shift",
-    "all_reduce",
-    "mpi_all_reduce",
-    "host_copy",
-    "host_sum",
-    "device_copy",
-    "device_sum",
-    "product_float32",
-    "product_tf32",
-    "product_bf16",
-    "product_fp16",
-]
-"""Copies between host and device (the third in both directions at once, each of the size); a copy into a
-peer's memory; the same from every rank to the next at once; a message; one in both directions; one from every
-rank to the next; all-reduce; MPI's, of buffers in host memory; copies and sums (of one addend to another) in
-the memory of host and device; products of two square matrices (`scaling.measure.matrix_rate`)."""
 
 PRECISIONS = ("float32", "tf32", "bf16", "fp16")
 """Of products of matrices; processors have no TF32."""
@@ -82,11 +57,16 @@ WAKE_S = 0.5
 
 @dataclass(frozen=True)
 class ProbeCase:
-    """One operation to be measured. `ranks`: one, a pair (from, to), or all at once; `sizes_bytes`:
+    """One operation to be measured: copies between host and device (`h2d`, `d2h`, and `h2d_d2h`, in both
+    directions at once, each of the size); a copy into a peer's memory (`peer_copy`), and the same from every
+    rank to the next at once (`peer_shift`); a message (`send`), one in both directions (`swap`), one from
+    every rank to the next (`shift`); `all_reduce`, and MPI's, of buffers in host memory; copies and sums (of
+    one addend to another) in the memory of host and device (`host_copy`, `device_sum`); products of two
+    square matrices (`product_bf16`). `ranks`: one, a pair (from, to), or all at once; `sizes_bytes`:
     ascending; fewer are measured where the time is short, two at least if there are two; `memory`: on the
     host, of copies between it and the device and of MPI's buffers; `captured`: replayed from a CUDA graph."""
 
-    operation: Operation
+    operation: str
     ranks: tuple[int, ...]
     sizes_bytes: tuple[int, ...]
     memory: Memory = ""
@@ -196,7 +176,7 @@ def _product_cases(world_size: int, *, on_gpus: bool) -> Iterator[ProbeCase]:
         if on_gpus or precision != "tf32":
             sizes = tuple(_bytes_of(precision) * size**2 for size in matrix_sizes(on_gpus=on_gpus))
             for ranks in [(rank,) for rank in everyone] if on_gpus else [everyone]:
-                yield ProbeCase(cast(Operation, f"product_{precision}"), ranks, sizes)
+                yield ProbeCase(f"product_{precision}", ranks, sizes)
 
 
 def _message_cases(world_size: int, *, on_gpus: bool) -> Iterator[ProbeCase]:
