@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from launchers.watch.heartbeat import STACK_SIGNAL, Position, Reader, stat_fields
 from launchers.watch.judgement import PREFIX, Pace, Seen, gone_report, left_report, main_thread, stall_report
@@ -190,7 +189,8 @@ class Watcher:
         self._peers.say(ask=True)
         seen, until_s = self._seen(), time.monotonic() + ANSWER_S
         while awaited and (message := self._next_message(until_s, "seen")):
-            seen |= _seen_from(message["seen"])
+            states = {rank: {**of, "position": Position(**of["position"])} for rank, of in message["seen"]}
+            seen |= {rank: Seen(**state) for rank, state in states.items()}
             awaited -= 1
         self._end(stall_report(dict(sorted(seen.items())), still_s, self._num_ranks))
 
@@ -239,10 +239,6 @@ class Watcher:
         with suppress(OSError):  # a log on a full disk
             sys.stderr.write("".join(f"{PREFIX}{line}\n" for line in lines))  # one write
             sys.stderr.flush()
-
-
-def _seen_from(answer: Any) -> dict[int, Seen]:
-    return {rank: Seen(**{**state, "position": Position(**state["position"])}) for rank, state in answer}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,9 +13,8 @@ and src/engine (operations begin when what they read is there).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -61,9 +60,8 @@ class ByTensorStep(EagerStep):
         self._marks = marks
         self._waiting = set(range(len(self._parts)))
         try:
-            loss = take_passes(
-                self.replica, inputs, targets, marks, self.treatment.scaled, around=self._last_only
-            )
+            last_only = partial(setattr, self, "_is_last")
+            loss = take_passes(self.replica, inputs, targets, marks, self.treatment.scaled, around=last_only)
             for number in sorted(self._waiting):  # the loss does not depend on these
                 self._begin(number)
             for exchange in self._begun:
@@ -79,11 +77,6 @@ class ByTensorStep(EagerStep):
             with torch.no_grad():
                 self._update_all(self._means, marks.phase)
         return loss
-
-    @contextmanager
-    def _last_only(self, is_last: bool) -> Iterator[None]:
-        self._is_last = is_last
-        yield
 
     def _ready(self, number: int) -> None:
         if self._is_last and number in self._waiting:

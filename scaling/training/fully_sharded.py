@@ -187,7 +187,8 @@ class FullyShardedStep(TrainingStep):
             compute = partial(replica.local_gradients, inputs, targets, replica.full_parameters())
             like, autocast = replica.full_parameters(), replica.compute.autocast
             local_gradients = repeatable_gradients(compute, like, self._group.largest, autocast)
-        loss = take_passes(replica, inputs, targets, marks, self.treatment.scaled, around=self._syncing_last)
+        last_only: Any = replica.module.set_requires_gradient_sync
+        loss = take_passes(replica, inputs, targets, marks, self.treatment.scaled, around=last_only)
         if self.record is not None and local_gradients is not None:
             means = [
                 torch.zeros(shape, dtype=shard.dtype, device=shard.device)  # the loss does not depend on it
@@ -212,11 +213,6 @@ class FullyShardedStep(TrainingStep):
             self._group.all_reduce(tensor)
         else:
             dist.all_reduce(tensor, group=mesh.get_group(1))
-
-    @contextmanager
-    def _syncing_last(self, is_last: bool) -> Iterator[None]:
-        self.replica.module.set_requires_gradient_sync(is_last)  # type: ignore[operator]
-        yield
 
 
 def _mesh(group: TorchGroup, device: str, shard_ranks: int | None) -> DeviceMesh:

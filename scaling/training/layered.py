@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,9 +135,9 @@ class LayeredStep(TrainingStep):
             bucket.missing = len(bucket.parameters)
         for parameter in self.replica.trainable:
             parameter.grad = None  # no longer read: the last step has waited for the streams that did
-        loss = take_passes(
-            self.replica, inputs, targets, marks, self.treatment.scaled, around=self._last_only
-        )
+        # Gradients are whole behind the last micro-batch's backward pass.
+        last_only = partial(setattr, self, "_exchanging")
+        loss = take_passes(self.replica, inputs, targets, marks, self.treatment.scaled, around=last_only)
         for number, bucket in enumerate(self._parts):
             if bucket.missing:  # of parameters that this loss does not depend on
                 self._take_on(number, in_backward=False)
@@ -146,12 +146,6 @@ class LayeredStep(TrainingStep):
         if self.treatment.waits_for_all:
             self._update_all(marks)
         return loss
-
-    @contextmanager
-    def _last_only(self, is_last: bool) -> Iterator[None]:
-        """Gradients are whole behind the last micro-batch's backward pass."""
-        self._exchanging = is_last
-        yield
 
     @torch.no_grad()
     def _update_all(self, marks: Marks) -> None:

@@ -169,18 +169,18 @@ def take_passes(
     scaled: Callable[[Tensor], Tensor],
     *,
     forward: Callable[[Tensor], Tensor] | None = None,
-    around: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
+    around: Callable[[bool], AbstractContextManager[None] | None] = lambda _: None,
     after: Callable[[], None] | None = None,
 ) -> Tensor:
     """Forward and backward passes of a batch, a multiple of the micro-batches; leaves the gradient of its
-    mean loss, and gives that, detached. `around`: is entered for each micro-batch, told whether it is the
-    last; `after`: is called at the end of the last backward pass, within its phase."""
+    mean loss, and gives that, detached. `around`: is told of each micro-batch whether it is the last, and may
+    give a context for it; `after`: is called at the end of the last backward pass, within its phase."""
     count = replica.compute.accumulate
     total: Tensor | None = None
     for number in range(count):
         micro_batch = slice(number * len(inputs) // count, (number + 1) * len(inputs) // count)
         is_last = number == count - 1
-        with around(is_last):
+        with around(is_last) or nullcontext():
             with marks.phase("forward"):
                 loss = replica.forward(inputs[micro_batch], targets[micro_batch], forward)
                 loss = loss / count if count > 1 else loss

@@ -2,7 +2,7 @@
 
 A case is one operation on some ranks, in several sizes. Cases of one rank or one pair have the machine for
 themselves; in those of all ranks every rank does the same at the same time. Here is no torch: workers carry
-the cases out (`probe_ranks`), and a machine file is made of the samples (`probe_topology`).
+the cases out (`probe.ranks`), and a machine file is made of the samples (`probe.machine_file`).
 
 Bandwidths are those of nccl-tests (NVIDIA, nccl-tests, doc/PERFORMANCE.md): algbw is bytes over time; busbw
 of an all-reduce of n ranks is 2(n-1)/n of it, what each rank has to send, and algbw itself of sends.

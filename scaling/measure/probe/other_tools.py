@@ -257,7 +257,6 @@ def _unread_tests(content: _NvBandwidth) -> list[str]:
 
 
 def _rate(text: str) -> float:
-    """Bytes a second; 0 where it was not measured."""
     return 0.0 if text == "N/A" else float(text) * 1e9
 
 

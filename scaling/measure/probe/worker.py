@@ -1,6 +1,6 @@
 """A worker of the probe: `python -m scaling.measure.probe.worker --samples FILE --seconds S`, by a launcher.
 
-Rank 0 adds what was measured (`probe_ranks`) to FILE, a line of JSON for each row, at last `{"done": true}`.
+Rank 0 adds what was measured (`probe.ranks`) to FILE, a line of JSON for each row, at last `{"done": true}`.
 """
 
 from __future__ import annotations
