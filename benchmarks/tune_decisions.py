@@ -100,7 +100,7 @@ class World:
     def probed(self, noise: Noise, generator: np.random.Generator) -> tuple[Gradients, ExchangeCurve]:
         """What the probe shows: a launch of each gradient alone, and one of DDP's default."""
         before, points, seen_ready_s = self.gradients.bytes_before, [], []
-        for ends in (range(1, len(self.num_bytes) + 1), closed_by(DDP_BUCKETS_MB, self.gradients)):
+        for ends in (range(1, len(self.num_bytes) + 1), closed_by(DDP_BUCKETS_MB, self.num_bytes)):
             _, ready_s, exchange_s = self.step(tuple(ends))
             launch = math.exp(generator.normal(0, noise.launch))
             seen = np.array(exchange_s) * launch * np.exp(generator.normal(0, noise.iteration, len(ready_s)))
@@ -163,9 +163,9 @@ def trials(noise: Noise, *seed: int) -> dict[str, Trial]:
     """One world, swept and tuned, by the name of the decision."""
     generator = np.random.default_rng(seed)
     world = World.drawn(generator)
-    default_s = world.step(closed_by(DDP_BUCKETS_MB, world.gradients))[0]
+    default_s = world.step(closed_by(DDP_BUCKETS_MB, world.num_bytes))[0]
     pairs = [(first, other) for first in FIRST_MB for other in OTHERS_MB]
-    swept = [world.step(closed_by(pair, world.gradients))[0] / default_s for pair in pairs]
+    swept = [world.step(closed_by(pair, world.num_bytes))[0] / default_s for pair in pairs]
     sweep = fastest(measured(swept, noise, generator, SWEPT), SWEPT)
     gradients, curve = world.probed(noise, generator)
     candidates = to_measure(gradients, curve, of_default(DDP_BUCKETS_MB, gradients, curve), COUNT)

@@ -210,10 +210,7 @@ def judged(cells: Sequence[CellResult]) -> dict[str, Any] | None:
     cells = sorted(cells, key=lambda cell: cell.cell["bucket_mb"])
     (layout,) = layouts_of_model(cells[0].cell).values()
     tensors = _tensor_bytes(layout)
-    parts = {
-        cell.cell_id: closed_by([cell.cell["bucket_mb"]], Gradients((0.0,) * len(tensors), tensors))
-        for cell in cells
-    }
+    parts = {cell.cell_id: closed_by([cell.cell["bucket_mb"]], tensors) for cell in cells}
     sizes = {
         one: tuple(sum(tensors[a:b]) for a, b in zip((0, *ends), ends, strict=False))
         for one, ends in parts.items()

@@ -54,13 +54,7 @@ class ExchangeCurve:
         octaves: dict[int, list[tuple[float, float]]] = {}
         for size, seconds in samples:
             octaves.setdefault(int(np.floor(np.log2(max(size, 1)))), []).append((size, seconds))
-        points = sorted(
-            (
-                median(size for size, _ in samples_of_octave),
-                median(seconds for _, seconds in samples_of_octave),
-            )
-            for samples_of_octave in octaves.values()
-        )
+        points = sorted(tuple(map(median, zip(*of_octave, strict=True))) for of_octave in octaves.values())
         rising = np.maximum.accumulate([seconds for _, seconds in points])
         return cls(tuple(size for size, _ in points), tuple(map(float, rising)))
 
@@ -121,16 +115,16 @@ def end_s(ends: Sequence[int], gradients: Gradients, curve: ExchangeCurve) -> fl
     return end
 
 
-def closed_by(sizes_mb: Sequence[float], gradients: Gradients) -> tuple[int, ...]:
+def closed_by(sizes_mb: Sequence[float], num_bytes: Sequence[int]) -> tuple[int, ...]:
     """The ends of DDP's buckets: one is closed as soon as it holds its size; the last size is repeated."""
     ends: list[int] = []
     filled = 0.0
-    for number, size in enumerate(gradients.num_bytes, start=1):
+    for number, size in enumerate(num_bytes, start=1):
         filled += size
-        if filled >= MB * sizes_mb[min(len(ends), len(sizes_mb) - 1)]:
+        if filled >= MB * sizes_mb[min(len(ends), len(sizes_mb) - 1)] or number == len(num_bytes):
             ends.append(number)
             filled = 0.0
-    return tuple(ends) if filled == 0.0 else (*ends, len(gradients.num_bytes))
+    return tuple(ends)
 
 
 def _costs(gradients: Gradients, curve: ExchangeCurve) -> Floats:
@@ -184,7 +178,7 @@ def of_two_sizes(gradients: Gradients, curve: ExchangeCurve) -> list[Partition]:
     for first in tried:
         for other in others:
             sizes = (float(first), float(other))
-            ends = closed_by(sizes, gradients)
+            ends = closed_by(sizes, gradients.num_bytes)
             if len(ends) in best and best[len(ends)].ends == ends:
                 continue
             partition = Partition(ends, end_s(ends, gradients, curve), sizes)
@@ -198,11 +192,8 @@ def to_measure(
 ) -> list[Partition]:
     """The best `count` partitions at most, the best first, that are not the default, which is measured
     anyhow; `takes_sizes`: DDP takes the sizes of all buckets, else of the first and of the others."""
-    candidates = (
-        [best_partition(gradients, curve), *best_by_count(gradients, curve)]
-        if takes_sizes
-        else of_two_sizes(gradients, curve)
-    )
+    by_count = [best_partition(gradients, curve), *best_by_count(gradients, curve)] if takes_sizes else []
+    candidates = by_count or of_two_sizes(gradients, curve)
     least_s = min(partition.end_s for partition in candidates)
 
     def order(partition: Partition) -> tuple[bool, float]:
@@ -220,5 +211,5 @@ def to_measure(
 
 
 def of_default(sizes_mb: Sequence[float], gradients: Gradients, curve: ExchangeCurve) -> Partition:
-    ends = closed_by(sizes_mb, gradients)
+    ends = closed_by(sizes_mb, gradients.num_bytes)
     return replace(Partition(ends, end_s(ends, gradients, curve)), sizes_mb=tuple(sizes_mb))

@@ -67,11 +67,12 @@ class MeasuredFolder:
         timed = [cell for cell, _ in self._timed.values()]
         floors = noise_floors(timed, rows)
         add_intervals(scatter_of(timed), rows)
-        measured = [
-            (variables, _tensor_shapes(cell), _with_scatter(cell, row, floors.get(cell.cell_id)))
-            for cell, row in sorted(self._timed.values(), key=lambda pair: row_order(pair[1]))
-            for variables in (as_timed(cell.cell) if cell.cell["kind"] == ATTACHED else [cell.cell])
-        ]
+        measured = []
+        for cell, row in sorted(self._timed.values(), key=lambda pair: row_order(pair[1])):
+            shapes = [text for record in cell.records if (text := record.summary.get("tensor_shapes"))]
+            scattered = _with_scatter(cell, row, floors.get(cell.cell_id))
+            variables = as_timed(cell.cell) if cell.cell["kind"] == ATTACHED else [cell.cell]
+            measured += [(each, str(shapes[-1]) if shapes else "", scattered) for each in variables]
         return measured_cells(measured, str(self._folder.path))
 
     def older_code(self) -> dict[str, int]:
@@ -99,12 +100,6 @@ def _with_scatter(cell: CellResult, row: Row, noise_floor: float | None) -> Row:
         if launch.rank_steps_s.shape[1] >= LEAST_STEPS:
             spreads.append(float(np.median((third - first) / median)) / QUARTILES_APART)
     return {**row, "noise_floor": noise_floor, "step_sd": statistics.median(spreads) if spreads else None}
-
-
-def _tensor_shapes(cell: CellResult) -> str:
-    """Of the cell's model, as its runs recorded them; "" where they did not."""
-    shapes = [str(text) for record in cell.records if (text := record.summary.get("tensor_shapes"))]
-    return shapes[-1] if shapes else ""
 
 
 def transfers_from(samples: Iterable[ProbeSample]) -> list[MeasuredTransfer]:

@@ -127,7 +127,7 @@ class ComputeModel:
         """The same on the GPU that it was measured on."""
         curve = self._curve(cell)
         if curve is None:
-            if (other := self._with_other_input(cell)) is not None:
+            if other := next((one for one in _other_inputs(cell) if self._curve(one)), None):
                 return _of_other_input(cell, self._measured(other, local_batch), other)
             raise PredictionError(
                 f"no measured cell without exchange of {cell['model_label']}, step {cell['step']}: measure "
@@ -171,20 +171,15 @@ class ComputeModel:
             share = update_s / 2 / step.value
             reach = (1 - share) / (1 - 2 * share)  # from half of it hidden to all; to none is less
             step = step.times(1 - share).also("how much of the update is hidden", sd_that_reaches(reach))
-            notes = [
-                *notes,
-                f"measured without layers: half of its update of {update_s * 1e3:.3g} ms is hidden",
-            ]
+            hidden = f"measured without layers: half of its update of {update_s * 1e3:.3g} ms is hidden"
+            notes = [*notes, hidden]
         backward_s = phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
         without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
         backward_s = min(backward_s, step.value - update_s)
-        waits_s = _waits_s(cell, phases, local_batch)
+        loads = cell.get("input_placement") == "loader"
+        waits_s = phase(phases, "input_s", local_batch) or 0.0 if loads else 0.0
         known = (step, update_s, backward_s, tuple(notes), without_ddp, False, waits_s, step_sd)
         return Computed(*known, by_processor)
-
-    def _with_other_input(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The same cell with an input that was measured: data on the device, or another augmentation."""
-        return next((other for other in _other_inputs(cell) if self._curve(other)), None)
 
     def _donor(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> tuple[list[Point], bool] | None:
         """A curve over more batches, which the cell's own follows beyond what it has of them; and whether it
@@ -202,11 +197,7 @@ class ComputeModel:
     def _with_floor(self, by_batch: Mapping[int, list[MeasuredCell]]) -> dict[int, list[MeasuredCell]]:
         """What the processor bounds takes as long at any batch: all cells that it bounds tell one time."""
         captured = self._captured_curve(next(iter(by_batch.values()))[0].cell)
-        bound = [
-            batch
-            for batch, cells in by_batch.items()
-            if _is_host_bound(_curve_of({batch: cells}), captured, batch)
-        ]
+        bound = [b for b, cells in by_batch.items() if _is_host_bound(_curve_of({b: cells}), captured, b)]
         all_bound = [
             replace(cell, iteration_s=cell.iteration_s / slowest_of(cell.world_size))
             for batch in bound
@@ -227,12 +218,6 @@ class ComputeModel:
         if cell["step"] == "eager":  # the host starts the same kernels, but for the update's
             keys.append(_key({**cell, "step": "overlapped"}, exchanges=False))
         return next((self._curves[key] for key in keys if key in self._curves), None)
-
-
-def _waits_s(cell: Mapping[str, Any], curve: Sequence[Point], local_batch: int) -> float:
-    if cell.get("input_placement") != "loader":
-        return 0.0
-    return phase(curve, "input_s", local_batch) or 0.0
 
 
 def _key(cell: Mapping[str, Any], *, exchanges: bool | None = None) -> tuple[Any, ...]:
@@ -279,17 +264,16 @@ def _profiled(cells: Iterable[MeasuredCell]) -> dict[tuple[tuple[Any, ...], int]
 
 def _other_inputs(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The cell with data on the device, with another augmentation, and with both."""
-    others: list[dict[str, Any]] = [{"input_placement": "device"}]
-    others += [{"augmentation": name} for name in ("none", "standard")]
-    others += [{**others[0], **other} for other in others[1:]]
+    augmentations = [{"augmentation": name} for name in ("none", "standard")]
+    on_device = {"input_placement": "device"}
+    others = [on_device, *augmentations, *({**on_device, **other} for other in augmentations)]
     return [{**cell, **other} for other in others]
 
 
 def _is_host_bound(curve: Sequence[Point], captured: Sequence[Point] | None, local_batch: int) -> bool:
     """Whether the processor bounds the step at that batch, as the captured one tells."""
-    if captured is None:
-        return False
-    return _along(curve, local_batch)[0].value > HOST_BOUND * _along(captured, local_batch)[0].value
+    at_batch = [_along(of, local_batch)[0].value for of in (curve, captured) if of is not None]
+    return len(at_batch) > 1 and at_batch[0] > HOST_BOUND * at_batch[1]
 
 
 def _curve_of(by_batch: Mapping[int, Sequence[MeasuredCell]]) -> list[Point]:

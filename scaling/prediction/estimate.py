@@ -59,10 +59,8 @@ class PredictedValue:
 
     def also(self, source: str, relative_sd: float) -> PredictedValue:
         """With one more source of uncertainty, relative to the value."""
-        before = self.changes.get(source, 0.0)
-        return PredictedValue(
-            self.value, {**self.changes, source: math.hypot(before, self.value * relative_sd)}
-        )
+        change = math.hypot(self.changes.get(source, 0.0), self.value * relative_sd)
+        return PredictedValue(self.value, {**self.changes, source: change})
 
     def __add__(self, other: PredictedValue) -> PredictedValue:
         names = self.changes.keys() | other.changes.keys()

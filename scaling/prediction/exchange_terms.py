@@ -52,10 +52,10 @@ def exchange_terms(
     exchanged = Term(
         kind, name, priced.latency_s, priced.flow_s, priced.busiest, priced.choice, sized, priced.note
     )
-    if kind.startswith("native") and priced.note:
-        exchanged = replace(exchanged, own_sd=UNSEARCHED_SD)
-    if kind.startswith("native") and (unknown := unknown_gpu(machine)):
-        exchanged = replace(exchanged, note="; ".join(filter(None, (exchanged.note, unknown))))
+    if kind.startswith("native"):
+        notes = [note for note in (priced.note, unknown_gpu(machine)) if note]
+        sd = UNSEARCHED_SD if priced.note else 0.0
+        exchanged = replace(exchanged, own_sd=sd, note="; ".join(notes) or None)
     if kind == "native_host":
         exchanged = replace(exchanged, shared_s=machinery.ring_through_host_s(world_size, num_bytes))
     elif kind in THROUGH_HOST and not stage.native:
@@ -98,9 +98,8 @@ def _kind(stage: Exchange, transport: str, machinery: Machinery, world_size: int
 
 def _over_peer_memory(stage: Exchange, priced: Term, machine: Topology, *, captured: bool) -> list[Term]:
     """With the kernels of each step, and the turns that ranks take."""
-    starts = Term(
-        priced.kind, f"{priced.name}: kernels", KERNEL_S * _kernels(stage.schedule), 0.0, is_added=True
-    )
+    starts_s = KERNEL_S * _kernels(stage.schedule)
+    starts = Term(priced.kind, f"{priced.name}: kernels", starts_s, 0.0, is_added=True)
     # Ranks neither keep in step nor spread their turns evenly: the middle between both.
     num_bytes = stage.num_elements * stage.bytes_per_element
     turns = simulate(in_turns(stage.schedule), machine.without_latency, num_bytes)
@@ -123,10 +122,10 @@ def is_by_mpi(stage: Stage, machinery: Machinery) -> bool:
 def _kernels(schedule: Schedule) -> int:
     """Copies and sums of the busiest rank, step by step: ranges that do not touch are one each."""
     total = 0
-    for index in range(len(schedule.steps)):
+    for step in schedule.steps:
         by_rank: Counter[int] = Counter()
         ends: dict[tuple[int, int, str], int] = {}
-        for source, target, start, stop, operation in schedule.steps[index]:
+        for source, target, start, stop, operation in step:
             pair = (source, target, operation)
             if ends.get(pair) != start:
                 by_rank[target if operation == "add" else source] += 1

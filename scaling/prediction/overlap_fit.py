@@ -16,26 +16,21 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Any
 
 from scaling.bucket import BucketLayout
+from scaling.prediction.buckets import closed_by
 from scaling.prediction.estimate import NOTHING, PredictedValue
 
 
 def ddp_buckets(layout: BucketLayout, sizes_mb: Sequence[float], itemsize: int = 4) -> list[BucketLayout]:
     """DDP's buckets of gradients of one dtype, in the order in which they become ready. `sizes_mb`: of the
     first ones, in MiB; the last is that of all that follow. `itemsize`: bytes of an element."""
-    limits = [size * 2**20 for size in sizes_mb]
-    buckets: list[list[tuple[str, tuple[int, ...]]]] = [[]]
-    filled = 0.0
-    for name, shape in reversed(list(zip(layout.names, layout.shapes, strict=True))):
-        buckets[-1].append((name, shape))
-        filled += itemsize * math.prod(shape)
-        if filled >= limits[min(len(buckets), len(limits)) - 1]:
-            buckets.append([])
-            filled = 0.0
-    return [BucketLayout.of(bucket) for bucket in buckets if bucket]
+    tensors = list(zip(layout.names, layout.shapes, strict=True))[::-1]
+    ends = closed_by(sizes_mb, [itemsize * math.prod(shape) for _, shape in tensors])
+    return [BucketLayout.of(tensors[first:end]) for first, end in pairwise((0, *ends))]
 
 
 def exposed(

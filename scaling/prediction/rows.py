@@ -102,10 +102,8 @@ def _speedup(prediction: Prediction, compute: ComputeModel | None) -> PredictedV
 
 
 def _interval(name: str, estimate: PredictedValue | None) -> dict[str, float | None]:
-    if estimate is None:
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    low, high = estimate.interval
-    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
+    values = (None, None, None) if estimate is None else (estimate.value, *estimate.interval)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
 NUM_LARGEST = 3
@@ -153,28 +151,26 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _cells(row: Mapping[str, Any], marks: str) -> list[str]:
-    name = str(row.get("aggregator", ""))
-    if row.get("peer_access") is False:
-        name += ", host-only"
-    if row.get("input_placement", "device") != "device":
-        name += f", input {row['input_placement']}"
-    if row.get("memory_format") == "channels_last":
-        name += ", channels_last"
-    if row.get("tf32"):
-        name += ", tf32"
-    if row.get("augmentation") == "standard":
-        name += ", augmented"
+def _cells(row: Mapping[str, Any], notes: str) -> list[str]:
+    placement = row.get("input_placement", "device")
+    marks = {
+        ", host-only": row.get("peer_access") is False,
+        f", input {placement}": placement != "device",
+        ", channels_last": row.get("memory_format") == "channels_last",
+        ", tf32": row.get("tf32"),
+        ", augmented": row.get("augmentation") == "standard",
+    }
+    name = "".join([str(row.get("aggregator", "")), *(mark for mark, is_so in marks.items() if is_so)])
     first = [name, str(row.get("world_size", ""))]
     if "reason" in row:
-        return [*first, "not predicted", "", "", marks]
+        return [*first, "not predicted", "", "", notes]
     link = str(row.get("busiest_link") or "").partition("/")[2]
     return [
         *first,
         _text(row, "iteration_s", 1e3, with_interval=True),
         _text(row, "speedup"),
         _text(row, "exposed_comm_s", 1e3),
-        f"{link} {marks}".strip(),
+        f"{link} {notes}".strip(),
     ]
 
 

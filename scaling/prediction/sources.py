@@ -48,19 +48,14 @@ def computed_without_exchange(
     found: dict[tuple[object, ...], MeasuredCell] = {}
     for cell, strategy in sorted(known, key=lambda pair: pair[0].world_size):
         key = (*key_of(with_columns(Shared.CURVE), cell.cell), cell.cell["step"], cell.cell["local_batch"])
-        if cell.exchanges_nothing or key in found or _is_known(cell, compute):
+        if cell.exchanges_nothing or key in found:
             continue
-        if (alone := _alone(cell, strategy, there, say)) is not None:
-            found[key] = alone
+        try:
+            compute.step(cell.cell, int(cell.cell["local_batch"]))
+        except PredictionError:
+            if (alone := _alone(cell, strategy, there, say)) is not None:
+                found[key] = alone
     return list(found.values())
-
-
-def _is_known(cell: MeasuredCell, compute: ComputeModel) -> bool:
-    try:
-        compute.step(cell.cell, int(cell.cell["local_batch"]))
-    except PredictionError:
-        return False
-    return True
 
 
 def _alone(
