@@ -80,7 +80,6 @@ def boot_id(path: Path = BOOT_ID) -> str | None:
 
 
 def this_start() -> str:
-    """`start_named` of this host as it is now."""
     return start_named(platform.node(), boot_id())
 
 

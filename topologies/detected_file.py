@@ -36,8 +36,6 @@ PCIE_LANE_BYTES_PER_S = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A value and where it comes from."""
-
     value: float
     source: str
 
@@ -114,14 +112,12 @@ class _Parts:
     origin: str = ""
 
     def device(self, id_: str, type_: str, kind: str, name: str, **figures: Figure | None) -> None:
-        """Adds a device, and its type unless it is known."""
         self.device_types.setdefault(type_, {"kind": kind, "name": name, **_figures(figures, self.origin)})
         self.devices.append({"id": id_, "type": type_})
 
     def link(
         self, type_: str, kind: str, between: tuple[str, str], count: int = 1, **figures: Figure | None
     ) -> None:
-        """Adds a link, and its type unless it is known."""
         self.link_types.setdefault(type_, {"kind": kind, **_figures(figures, self.origin)})
         entry: dict[str, Any] = {"type": type_, "between": list(between)}
         self.links.append(entry | ({"count": count} if count > 1 else {}))

@@ -11,8 +11,6 @@ OTHER_PEERS = "GPUs that NVLink or xGMI joins have it, of others it is unknown, 
 
 @dataclass(frozen=True)
 class PcieLink:
-    """The PCIe link between a device and what is above it."""
-
     generation: int  # generation, width: the most that both of its ends can, and its lanes
     width: int
     # current_generation, current_width: at the moment; an idle device lowers its generation
@@ -22,8 +20,6 @@ class PcieLink:
 
 @dataclass(frozen=True)
 class PciePlace:
-    """Where a device is on the bus."""
-
     numa_node: int | None = None  # the nearest; None where the system does not say
     bridges: tuple[str, ...] = ()  # addresses of the bridges above it, the root port first
 
@@ -48,8 +44,6 @@ class Host:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU."""
-
     index: int  # as NVML and nvidia-smi count
     name: str
     uuid: str  # `GPU-...`, the same for CUDA

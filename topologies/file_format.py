@@ -85,8 +85,6 @@ class _WithSource(_Strict):
 
 
 class DeviceType(_WithSource):
-    """What devices of a type have in common; see `topologies.model.Device`."""
-
     FIGURES = ("cores", "reduce_bytes_per_s", "bandwidth_bytes_per_s", *MATRIX_FIGURES)
     OF_KIND: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "cores": ("cpu",),
@@ -116,8 +114,6 @@ class DeviceType(_WithSource):
 
 
 class LinkType(_WithSource):
-    """What links of a type have in common; see `topologies.model.Link`."""
-
     FIGURES = ("bandwidth_bytes_per_s", "back_bytes_per_s", "latency_s")
 
     kind: str = Field(min_length=1)
@@ -134,8 +130,6 @@ class LinkType(_WithSource):
 
 
 class DeviceEntry(_Strict):
-    """One device: its id, its type, and of a GPU the board that it shares."""
-
     id: Id
     type: str
     board: str | None = None
@@ -151,8 +145,6 @@ class LinkEntry(_Strict):
 
 
 class NetworkEntry(_WithSource):
-    """What connects the nodes; see `topologies.model.Network`."""
-
     FIGURES = ("bandwidth_bytes_per_s", "latency_s")
 
     kind: str = Field(min_length=1)
@@ -182,8 +174,6 @@ class _Named(_Strict):
 
 
 class MachineFile(_Named):
-    """One node."""
-
     devices: list[DeviceEntry] = Field(min_length=1)
     peer_access: PeerAccess = "none"
 

@@ -49,8 +49,6 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """All boxes, and the size that they take."""
-
     boxes: Mapping[str, Box]  # by device id
     tracks: Mapping[str, int]  # link id -> the track of a direct link between two GPUs, from 0 down
     width: float  # width, height: of everything

@@ -27,8 +27,6 @@ MATRIX_FIGURES = ("float32_flops_per_s", "tf32_flops_per_s", "bf16_flops_per_s",
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a node."""
-
     id: str  # unique in its machine
     kind: DeviceKind  # what it is
     name: str = ""  # the product, for people
@@ -51,8 +49,6 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """A link between two devices of a node."""
-
     id: str  # unique in its machine
     first: str  # first, second: the devices' ids
     second: str

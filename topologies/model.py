@@ -30,8 +30,6 @@ PathKind = Literal["peer", "staged", "host", "network"]
 
 @dataclass(frozen=True)
 class Path:
-    """How bytes get from one device to another."""
-
     # "peer" directly between GPUs, "staged" through host memory, "host" from or to host memory, "network"
     # between nodes
     kind: PathKind

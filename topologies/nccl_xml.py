@@ -51,8 +51,6 @@ class _Card(NamedTuple):
 
 @dataclass
 class _Found:
-    """What the walk through the tree has collected."""
-
     source: str
     cards: list[_Card] = field(default_factory=list)
     places: dict[str, PciePlace] = field(default_factory=dict)

@@ -45,8 +45,6 @@ MULTIPLES = 8
 
 @dataclass(frozen=True)
 class DrawnCases:
-    """How many cases hold, and whether there is error feedback."""
-
     num_cases: int
     has_residuals: bool
 
@@ -77,7 +75,6 @@ def check_drawn(
 
 
 def failure_text(error: Exception) -> str:
-    """What is wrong, for a message."""
     if isinstance(error, ScheduleError | AssertionError) and str(error):
         return str(error)
     if isinstance(error, threading.BrokenBarrierError):

@@ -26,8 +26,6 @@ from scaling.errors import ScheduleError
 
 @dataclass(eq=False)
 class _Operation:
-    """A send or receive of one GPU."""
-
     kind: str  # "s", "r", "rrc" or "nop"
     chunk: int
     count: int

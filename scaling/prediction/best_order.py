@@ -32,8 +32,6 @@ MAX_PRICED = 300
 
 @dataclass(frozen=True)
 class Order:
-    """Where each rank is, and what the exchange takes."""
-
     places: tuple[Place, ...]
     seconds: float
 

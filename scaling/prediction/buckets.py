@@ -80,8 +80,6 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Partition:
-    """Gradients cut into buckets."""
-
     ends: tuple[int, ...]  # number of gradients up to the end of each bucket; ascending, the last is N
     end_s: float  # of the last exchange, by the model
     sizes_mb: tuple[float, ...] = ()  # what DDP is given for them, in MiB, if that is not the size of each

@@ -99,8 +99,6 @@ UNMEASURED_LEFT_OVER_SD = 0.15  # of strategies not measured, unless left-overs 
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured aggregation, or transfer."""
-
     key: tuple[str, ...] | None  # of the strategy, for its left-over; None for transfers
     terms: Sequence[Term]  # what it consists of
     seconds: float  # that it took
@@ -121,8 +119,6 @@ class Observation:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The factors."""
-
     names: tuple[tuple[str, int], ...] = ()  # (kind, 0 latency, 1 flow or 2 trend) of each entry
     logs: tuple[float, ...] = ()  # their logarithms
     covariance: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # of those

@@ -17,8 +17,6 @@ COMPUTE_PHASES = ("input_s", "h2d_s", "forward_s", "backward_s", "clip_s", "upda
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """One measured cell."""
-
     cell: Mapping[str, Any]  # its independent variables, as in run.json
     iteration_s: float  # wall clock over steps
     relative_sd: float  # of that
@@ -51,8 +49,6 @@ class MeasuredCell:
 
 @dataclass(frozen=True)
 class MeasuredTransfer:
-    """One operation of a probe at one size."""
-
     operation: str  # "send", "swap", "shift", "all_reduce" or "mpi_all_reduce"
     num_ranks: int  # that took part
     num_bytes: int  # of a message, or of the buffer that is reduced

@@ -97,7 +97,6 @@ class Predictor:
     unseen: Unseen = field(default_factory=Unseen)
 
     def exchange_only(self) -> Predictor:
-        """The same without a word on computation."""
         return Predictor(self.machinery, None, self.calibration, self.overlap)
 
     def fitted_overlap(self, known: Iterable[tuple[MeasuredCell, Strategy]]) -> OverlapFit:

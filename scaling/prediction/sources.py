@@ -100,8 +100,6 @@ UNKNOWN_RATIO = 2.0  # of two GPUs' memory rates, where a machine file lacks one
 
 @dataclass(frozen=True)
 class Sources:
-    """Measurements of one machine."""
-
     cells: Sequence[MeasuredCell]  # of studies
     transfers: Sequence[MeasuredTransfer]  # of probes
     machine: Topology  # the file of the machine that they were measured on

@@ -16,8 +16,6 @@ from topologies.model import Topology
 
 @dataclass(frozen=True)
 class Term:
-    """One part of an aggregation."""
-
     kind: str  # what calibrates it
     name: str  # for people
     latency_s: float  # latency_s, flow_s: by the machine file
@@ -40,14 +38,11 @@ class Term:
 
 
 def is_by_gpu(kind: str) -> bool:
-    """Whether terms of that kind are work of the GPU itself."""
     return kind.startswith("codec") or kind == "gpu_work"
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One aggregation as plans have it, for one cell."""
-
     cell: Mapping[str, Any]  # its independent variables
     # stages of each bucket's aggregation, in the order in which gradients become ready; an update only where
     # the host takes it with each bucket
@@ -115,7 +110,6 @@ class Machinery:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether ranks are GPUs."""
         return bool(self.topology.machine.of_kind("gpu"))
 
 
