@@ -91,21 +91,17 @@ def check(topology: Topology, source: str) -> None:
     pairs += [(a, b) for a, b in combinations(gpus, 2) if machine.peer_access(a.id, b.id)]
     pairs += [(gpu, nic) for gpu in gpus for nic in nics]
     for a, b in pairs:
-        _require_route(machine, a, b, source)
+        try:
+            machine.route(a.id, b.id)
+        except TopologyError:
+            raise TopologyError(
+                f"{source}: links: no route from {a.kind} {a.id!r} to {b.kind} {b.id!r} (GPUs, NICs and host "
+                "memories are ends of routes and are inside none); add the links that are missing"
+            ) from None
     if topology.num_nodes > 1 and topology.network is None:
         raise TopologyError(f"{source}: nodes is {topology.num_nodes}: several nodes need key 'network'")
     if topology.network is not None and not machine.of_kind("nic"):
         raise TopologyError(f"{source}: devices: no device of kind 'nic', which 'network' needs; add one")
-
-
-def _require_route(machine: Machine, a: Device, b: Device, source: str) -> None:
-    try:
-        machine.route(a.id, b.id)
-    except TopologyError:
-        raise TopologyError(
-            f"{source}: links: no route from {a.kind} {a.id!r} to {b.kind} {b.id!r} (GPUs, NICs and host "
-            "memories are ends of routes and are inside none); add the links that are missing"
-        ) from None
 
 
 def check_ids(file: MachineFile, source: str, derived: DerivedFile | None = None) -> None:

@@ -9,6 +9,7 @@ Reference: NVIDIA, NVML API Reference Guide.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
 
 def _gpu(ask: Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[str, int]) -> Gpu:
     handle = handles[index]
-    straight, to_switch, unseen, to_cpu, speed = _nvlinks(ask, handle, index_at)
+    straight, others, speed = _nvlinks(ask, handle, index_at)
     megahertz = ask("nvmlDeviceGetMaxClockInfo", handle, ask.nvml.NVML_CLOCK_MEM)
     return Gpu(
         index=index,
@@ -68,13 +69,13 @@ def _gpu(ask: Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[s
         bus_id=_bus_id(ask.nvml, handle),
         pcie=_pcie(ask, handle),
         nvlinks=straight,
-        switch_links=to_switch,
+        switch_links=others["switch"],
         nvlink_bytes_per_s=speed,
         memory_bits=ask("nvmlDeviceGetMemoryBusWidth", handle) or None,
         memory_hz=megahertz * 1e6 if megahertz else None,
         peers=_peers(ask, index, handles),
-        unseen_links=unseen,
-        cpu_link_bytes_per_s=to_cpu * (speed or 25e9) or None,
+        unseen_links=others["unseen"],
+        cpu_link_bytes_per_s=others["cpu"] * (speed or 25e9) or None,
     )
 
 
@@ -93,27 +94,21 @@ def _pcie(ask: Asker, handle: Any) -> PcieLink | None:
 
 def _nvlinks(
     ask: Asker, handle: Any, index_at: Mapping[str, int]
-) -> tuple[dict[int, int], int, int, int, float | None]:
-    """Links to each GPU, to switches, to GPUs that are not visible and to the CPU; the speed of one."""
-    straight: dict[int, int] = {}
-    to_switch = unseen = to_cpu = 0
-    speed = None
+) -> tuple[Counter[int], Counter[str], float | None]:
+    """Links to each GPU; to a "switch", to GPUs that are "unseen" and to the "cpu"; the speed of one."""
+    straight, others, speed = Counter[int](), Counter[str](), None
     for link in range(getattr(ask.nvml, "NVML_NVLINK_MAX_LINKS", 18)):
         if not ask("nvmlDeviceGetNvLinkState", handle, link):
             continue
         speed = speed or _link_speed(ask, handle, link)
         remote = ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
         index = None if remote is None else index_at.get(short_bus_id(_string(remote.busId)))
-        kind = ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
         if index is not None:
-            straight[index] = straight.get(index, 0) + 1
-        elif kind == REMOTE_IS_GPU:
-            unseen += 1
-        elif kind == REMOTE_IS_CPU:
-            to_cpu += 1
+            straight[index] += 1
         else:
-            to_switch += 1
-    return straight, to_switch, unseen, to_cpu, speed
+            kind = ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            others[{REMOTE_IS_GPU: "unseen", REMOTE_IS_CPU: "cpu"}.get(kind, "switch")] += 1
+    return straight, others, speed
 
 
 def _link_speed(ask: Asker, handle: Any, link: int) -> float | None:
@@ -126,12 +121,12 @@ def _link_speed(ask: Asker, handle: Any, link: int) -> float | None:
 
 
 def _peers(ask: Asker, index: int, handles: Mapping[int, Any]) -> frozenset[int] | None:
-    others = [other for other in handles if other != index]
     status = {
         other: ask("nvmlDeviceGetP2PStatus", handles[index], handles[other], P2P_CAPS_INDEX_READ)
-        for other in others
+        for other in handles
+        if other != index
     }
-    if others and all(answer is None for answer in status.values()):
+    if status and all(answer is None for answer in status.values()):
         return None
     return frozenset(other for other, answer in status.items() if answer == 0)
 

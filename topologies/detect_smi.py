@@ -52,7 +52,14 @@ def with_links(gpus: tuple[Gpu, ...], ask: Ask = nvidia_smi) -> tuple[Gpu, ...]:
     words = parse_matrix(ask("topo", "-m"))
     access = parse_matrix(ask("topo", "-p2p", "r"))
     speeds = parse_link_speeds(ask("nvlink", "-s"))
-    return tuple(_with_links(gpu, words, access, speeds.get(gpu.index, [])) for gpu in gpus)
+    found = []
+    for gpu in gpus:
+        seen = {other: word for (index, other), word in access.items() if index == gpu.index}
+        peers = frozenset(other for other, word in seen.items() if word == "OK") if seen else None
+        own = speeds.get(gpu.index, [])
+        known = replace(gpu, nvlink_bytes_per_s=own[0] if own else None, peers=peers)
+        found.append(with_switches(known, words, len(own)))
+    return tuple(found)
 
 
 def parse_gpu(line: str) -> Gpu:
@@ -90,23 +97,12 @@ def parse_link_speeds(text: str) -> dict[int, list[float]]:
     return speeds
 
 
-def _with_links(gpu: Gpu, words: Matrix, access: Matrix, speeds: list[float]) -> Gpu:
-    access = {pair: word for pair, word in access.items() if pair[0] == gpu.index}
-    peers = frozenset(other for (_, other), word in access.items() if word == "OK") if access else None
-    gpu = replace(gpu, nvlink_bytes_per_s=speeds[0] if speeds else None, peers=peers)
-    return with_switches(gpu, words, len(speeds))
-
-
 def with_switches(gpu: Gpu, words: Matrix, num_links: int = 0, most_links: int = 18) -> Gpu:
     """The GPU with its NVLinks, which lead to switches where it would need more than it has: `num_links`
     active ones, if that is not 0, or the `most_links` of its kind."""
-    nvlinks = _links(gpu.index, words)
+    matches = {to: re.fullmatch(r"NV(\d+)", word) for (at, to), word in words.items() if at == gpu.index}
+    nvlinks = {other: int(match[1]) for other, match in matches.items() if match}
     needed = sum(nvlinks.values())
     if needed > num_links > 0 or needed > most_links:
         return replace(gpu, switch_links=num_links or max(nvlinks.values()))
     return replace(gpu, nvlinks=nvlinks, unseen_links=max(0, num_links - needed))
-
-
-def _links(index: int, words: Matrix) -> dict[int, int]:
-    matches = {to: re.fullmatch(r"NV(\d+)", word) for (source, to), word in words.items() if source == index}
-    return {other: int(match[1]) for other, match in matches.items() if match}

@@ -77,12 +77,6 @@ def gpu_memory(gpu: Gpu) -> Figure | None:
     return Figure(value, f"nominal: a memory bus of {bus}, two a clock")
 
 
-def between_sockets(cpu_name: str) -> Figure:
-    """One direction of what joins two sockets."""
-    name, value = ("AMD_BW", 16e9) if "AMD" in cpu_name else ("ERP_QPI_BW", 40e9)
-    return Figure(value, f"assumption: {NCCL.format(file='topo.h')}: {name}")
-
-
 CORE_SUM = Figure(
     4e9, "assumption: one core moves about 12 GB/s to and from memory; two reads and a write a byte"
 )
@@ -192,7 +186,9 @@ def _join_nodes(parts: _Parts, facts: Facts) -> None:
         if node.socket == other_node.socket:
             name, bandwidth, latency = "on-socket", HOST_MEMORY, MEMORY_LATENCY
         elif last[node.socket] == a and first[other_node.socket] == b:
-            name, bandwidth, latency = "inter-socket", between_sockets(facts.host.cpu_name), SOCKET_LATENCY
+            of_nccl, value = ("AMD_BW", 16e9) if "AMD" in facts.host.cpu_name else ("ERP_QPI_BW", 40e9)
+            bandwidth = Figure(value, f"assumption: {NCCL.format(file='topo.h')}: {of_nccl}")
+            name, latency = "inter-socket", SOCKET_LATENCY
         else:
             continue
         ends = (f"cpu{a}", f"cpu{b}")

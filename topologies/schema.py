@@ -53,11 +53,9 @@ def cluster(
 ) -> Topology:
     """`num_nodes` of a machine on a network: `cluster(load("hgx-h200-x2-infiniband"), 512)`.
 
-    Args:
-        machine: one node of it is taken, and its network, unless another one is given.
-        devices, links: added to each node: the NICs, where the machine has none.
-        message_latency_s: replaces the software's latency of the kinds of path that it names.
-        name: None: `<machine>-x<num_nodes>`.
+    Of `machine` one node is taken, and its network, unless another one is given. `devices` and `links` are
+    added to each node: the NICs, where the machine has none. `message_latency_s` replaces the software's
+    latency of the kinds of path that it names. The name is by default `<machine>-x<num_nodes>`.
 
     Raises:
         TopologyError: there is no network or no NIC, an id is taken, or a link leads nowhere.

@@ -9,8 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -109,8 +108,8 @@ class _Search:
         return next((smaller for smaller in fewer if self.failure_of(smaller)), case)
 
     def drawn(self, world_size: int, dtypes: list[torch.dtype], num_examples: int, seed: int) -> Case | None:
-        drawing = _Drawing(world_size, tuple(dtypes), num_examples, seed)
-        if not any(map(self.failure_of, drawing.cases())):
+        asked = world_size, tuple(dtypes), num_examples, seed
+        if not any(map(self.failure_of, _drawn(*asked))):
             return None
         failed: list[Case] = []
 
@@ -124,60 +123,51 @@ class _Search:
                 raise AssertionError
 
         try:
-            drawing.run(examine)
+            _draw(*asked, examine)
         except AssertionError:
             return failed[-1]  # hypothesis ends with the smallest one
         return None
 
 
-@dataclass(frozen=True)
-class _Drawing:
-    """Draws cases by hypothesis; the same ones each time, until one fails."""
-
-    world_size: int
-    dtypes: tuple[torch.dtype, ...]
-    num_examples: int
-    seed: int
-
-    @lru_cache(maxsize=64)  # noqa: B019 (it is a value; drawing takes longer than checking short cases)
-    def cases(self) -> tuple[Case, ...]:
-        drawn: list[Case] = []
-        self.run(drawn.append)
-        return tuple(drawn)
-
-    def run(self, examine: Callable[[Case], None]) -> None:
-        """Calls `examine` with each case; after an AssertionError with smaller ones too."""
-        import hypothesis  # late: no other command needs it
-
-        settings = hypothesis.settings(
-            max_examples=self.num_examples,
-            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
-            deadline=None,
-            database=None,
-            derandomize=False,
-            report_multiple_bugs=False,
-            suppress_health_check=list(hypothesis.HealthCheck),
-            verbosity=hypothesis.Verbosity.quiet,
-        )
-
-        @hypothesis.seed(len(BORDERS) * self.seed + self.world_size)
-        @settings
-        @hypothesis.given(cases(self.world_size, list(self.dtypes)))
-        def each(case: Case) -> None:
-            examine(case)
-
-        with _nothing_stored():
-            each()
+@lru_cache(maxsize=64)  # drawing takes longer than checking short cases
+def _drawn(
+    world_size: int, dtypes: tuple[torch.dtype, ...], num_examples: int, seed: int
+) -> tuple[Case, ...]:
+    """The same cases each time, until one fails."""
+    drawn: list[Case] = []
+    _draw(world_size, dtypes, num_examples, seed, drawn.append)
+    return tuple(drawn)
 
 
-@contextmanager
-def _nothing_stored() -> Iterator[None]:
-    """Keeps hypothesis from making a folder where the user is."""
+def _draw(
+    world_size: int,
+    dtypes: tuple[torch.dtype, ...],
+    num_examples: int,
+    seed: int,
+    examine: Callable[[Case], None],
+) -> None:
+    """Calls `examine` with each case; after an AssertionError with smaller ones too."""
+    import hypothesis  # late: no other command needs it
     from hypothesis import configuration
 
-    configuration.set_hypothesis_home_dir(os.devnull)
+    @hypothesis.seed(len(BORDERS) * seed + world_size)
+    @hypothesis.settings(
+        max_examples=num_examples,
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        deadline=None,
+        database=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        verbosity=hypothesis.Verbosity.quiet,
+    )
+    @hypothesis.given(cases(world_size, list(dtypes)))
+    def each(case: Case) -> None:
+        examine(case)
+
+    configuration.set_hypothesis_home_dir(os.devnull)  # no folder is made where the user is
     try:
-        yield
+        each()
     finally:
         configuration.set_hypothesis_home_dir(None)  # what HYPOTHESIS_STORAGE_DIRECTORY says, or the default
 

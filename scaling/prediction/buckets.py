@@ -97,12 +97,8 @@ class Partition:
 
 def _shortest(above: float, up_to: float) -> float:
     """A number of few digits that is above one and not above the other."""
-    for digits in range(8):
-        scale = 10.0**digits
-        rounded = math.floor(up_to * scale) / scale
-        if rounded > above:
-            return rounded
-    return up_to
+    rounded = (math.floor(up_to * 10.0**digits) / 10.0**digits for digits in range(8))
+    return next((number for number in rounded if number > above), up_to)
 
 
 def end_s(ends: Sequence[int], gradients: Gradients, curve: ExchangeCurve) -> float:
@@ -160,11 +156,11 @@ def best_by_count(gradients: Gradients, curve: ExchangeCurve, most: int = MOST_B
 
 def _ends(cut, num: int, count: int) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
     """The ends that lead to gradient `num`: cut(j, k) is where the last of k buckets up to j begins."""
-    ends = []
+    ends: list[int] = []
     while num > 0:
-        ends.append(num)
+        ends[:0] = [num]
         num, count = cut(num, count), count - 1
-    return tuple(reversed(ends))
+    return tuple(ends)
 
 
 def of_two_sizes(gradients: Gradients, curve: ExchangeCurve) -> list[Partition]:

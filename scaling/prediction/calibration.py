@@ -32,22 +32,13 @@ from scaling.prediction.strategy import Term
 Floats = NDArray[np.float64]
 
 PRIOR_SD: dict[str, tuple[float, float]] = {
-    "peer_memory": (0.7, 0.25),
-    "peer_memory_captured": (0.7, 0.0),
-    "sends": (0.7, 0.35),
-    "sends_host": (0.7, 0.35),
-    "host_memory": (0.7, 0.50),
-    "native": (0.7, 0.30),
-    "native_host": (0.7, 0.35),
-    "mpi": (1.0, 0.60),
-    "host": (0.7, 0.50),
-    "host_work": (0.7, 0.60),
-    "host_threads": (0.7, 0.60),
-    "horovod": (0.7, 0.0),
-    "codec": (1.0, 1.0),
-    "codec_kernels": (1.0, 0.5),
-    "codec_kernels_captured": (1.0, 0.5),
-    "gpu_work": (0.7, 0.20),
+    **dict.fromkeys(("sends", "sends_host", "native_host"), (0.7, 0.35)),
+    **dict.fromkeys(("host_memory", "host"), (0.7, 0.50)),
+    **dict.fromkeys(("host_work", "host_threads"), (0.7, 0.60)),
+    **dict.fromkeys(("peer_memory_captured", "horovod"), (0.7, 0.0)),
+    **dict.fromkeys(("codec_kernels", "codec_kernels_captured"), (1.0, 0.5)),
+    **{"peer_memory": (0.7, 0.25), "native": (0.7, 0.30), "gpu_work": (0.7, 0.20)},
+    **{"mpi": (1.0, 0.60), "codec": (1.0, 1.0)},
 }
 """Of the logarithms of a kind's latency and flow factors: assumptions, from how far files were off."""
 
