@@ -70,13 +70,12 @@ def check_types(name: str, index: int, step: ScheduleStep) -> None:
             if not isinstance(transfer, Transfer):
                 _refuse(name, index, number, f"is {_shown(transfer)}; allowed is a Transfer")
     for column, field in enumerate(Transfer._fields):
-        usual, allowed = (int, "is a whole number")
-        if field == "operation":
-            usual, allowed = (str, f"are {', '.join(OPERATIONS)}")
-        if {type(transfer[column]) for transfer in step} - {usual}:
+        is_text = field == "operation"
+        allowed = f"are {', '.join(OPERATIONS)}" if is_text else "is a whole number"
+        if {type(transfer[column]) for transfer in step} - {str if is_text else int}:
             for number, transfer in enumerate(step):
                 value = transfer[column]
-                if not (isinstance(value, str) if usual is str else _is_whole(value)):
+                if not (isinstance(value, str) if is_text else _is_whole(value)):
                     _refuse(name, index, number, f"{field} is {_shown(value)}; allowed {allowed}", transfer)
 
 
