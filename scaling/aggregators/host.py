@@ -167,12 +167,8 @@ class HostRows:
     copies its gradient into its row, one copy a tensor (`d2h`), all ranks at the same time. When all rows are
     there, rank 0 makes the result of them; when it has, the ranks may read it, and write their rows again.
 
-    Attributes:
-        spans: the elements of each tensor that has any.
-        rows: [world_size, num_elements] in host memory; row r is rank r's gradient.
-
-    Raises:
-        LaunchError: the ranks are on several hosts, or shared memory is too small.
+    `spans`: the elements of each tensor that has any. `rows`: [world_size, num_elements] in host memory; row
+    r is rank r's gradient. LaunchError: the ranks are on several hosts, or shared memory is too small.
     """
 
     def __init__(self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device) -> None:

@@ -94,13 +94,9 @@ class OneBitMomentum(Striped):
 
 @dataclass
 class OneBitAdamState(AggregatorState):
-    """Adam's moments on one rank, and the stripes of the first one.
-
-    Attributes:
-        stripes: with the momentum, m / (1 - beta1) without its correction.
-        second: [num_elements] float32, without its correction.
-        steps: [] int64 in host memory; taken so far.
-    """
+    """Adam's moments on one rank, and the stripes of the first one. `stripes`: with the momentum, m / (1 -
+    beta1) without its correction. `second`: [num_elements] float32, without its correction. `steps`: [] int64
+    in host memory; taken so far."""
 
     settings: OneBitAdam
     stripes: StripesState

@@ -56,15 +56,11 @@ class ScheduledState(AggregatorState):
 
 @dataclass(frozen=True)
 class Scheduled(Aggregator[ScheduledState]):
-    """Base of aggregators that are one schedule between ranks.
-
-    Attributes:
-        transport: "sends" by the communication library; "peer_memory", the other GPUs' memory read and
-            written; "one_kernel", the same in one launch, of `stripes`, and of `recursive_doubling` with two
-            ranks; "host_memory", one launch through pinned memory that the ranks of one host share, of
-            `stripes`; or "auto", peer memory where GPUs have access to each other and the study allows it.
-        captured: the exchange is one CUDA graph; None: on CUDA.
-    """
+    """Base of aggregators that are one schedule between ranks. `transport`: "sends" by the communication
+    library; "peer_memory", the other GPUs' memory read and written; "one_kernel", the same in one launch, of
+    `stripes`, and of `recursive_doubling` with two ranks; "host_memory", one launch through pinned memory
+    that the ranks of one host share, of `stripes`; or "auto", peer memory where GPUs have access to each
+    other and the study allows it. `captured`: the exchange is one CUDA graph; None: on CUDA."""
 
     modifies_input = True
     overlaps = True

@@ -85,12 +85,9 @@ class Chunks:
 @dataclass(frozen=True)
 class ChunkCodec(Codec):
     """A codec by chunks: a row of the wire is a chunk's head, some floats, and then a code an element.
-
-    Attributes:
-        needs_noise: `encode` takes uniform random numbers.
-        kernel: its kernel on CUDA devices: a kind of `scaling.codecs.kernels.chunk_blocks`, or a `ChunkCoder`
-            of its own; None: plain torch. A subclass may compute otherwise, so it does not inherit it.
-    """
+    `needs_noise`: `encode` takes uniform random numbers. `kernel`: its kernel on CUDA devices: a kind of
+    `scaling.codecs.kernels.chunk_blocks`, or a `ChunkCoder` of its own; None: plain torch. A subclass may
+    compute otherwise, so it does not inherit it."""
 
     chunk_elements: int
     head: ClassVar[int]
@@ -210,14 +207,9 @@ class ChunkCoder(ABC):
         momentum: Momentum | None = None,
         noise: Noise | None = None,
     ) -> None:
-        """The gradient with what is added to it into rows; new residual.
-
-        Args:
-            gradient: [num_elements], of any floating type.
-            residual: [padded] float32; zeros in the filling, which stay.
-            rows: [num_chunks, row_words] int32 of the codec.
-            momentum: what is added too; there is a residual then.
-        """
+        """The gradient with what is added to it into rows; new residual. `gradient`: [num_elements], of any
+        floating type. `residual`: [padded] float32; zeros in the filling, which stay. `rows`: [num_chunks,
+        row_words] int32 of the codec. `momentum`: what is added too; there is a residual then."""
 
     @abstractmethod
     def encode_sums(self, received: Tensor, residual: Tensor, rows: Tensor, first: int, rank: int) -> None:

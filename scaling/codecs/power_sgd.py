@@ -169,16 +169,10 @@ def spans_sent_whole(layout: BucketLayout, groups: Sequence[MatrixGroup]) -> lis
 
 
 class ThinMatrices:
-    """All P, or all Q, of a bucket: as they are sent, and made orthonormal.
-
-    Args:
-        message: float32, all matrices one behind the other, those of a group together.
-        lengths: [groups] rows of each of its matrices.
-
-    Attributes:
-        sent: [matrices, length, r] a group, views into `message`.
-        orthonormal: likewise, what `orthonormalise` makes of them; the same memory with a single group.
-    """
+    """All P, or all Q, of a bucket: as they are sent, and made orthonormal. `message`: float32, all matrices
+    one behind the other, those of a group together; `lengths`: [groups] rows of each of its matrices. `sent`:
+    [matrices, length, r] a group, views into `message`. `orthonormal`: likewise, what `orthonormalise` makes
+    of them; the same memory with a single group."""
 
     def __init__(self, message: Tensor, lengths: Sequence[int], groups: Sequence[MatrixGroup]) -> None:
         self.sent: list[Tensor] = []

@@ -27,13 +27,9 @@ def mirrored(reduction: Sequence[ScheduleStep]) -> list[ScheduleStep]:
 
 
 def pipelined(levels: Sequence[ScheduleStep], num_groups: int, width: int = 1) -> list[ScheduleStep]:
-    """Level d of group c in step d + c: len(levels) + num_groups - 1 steps.
-
-    Args:
-        levels: the steps for one group of chunks, numbered 0 to `width` - 1.
-        num_groups: groups; group c is the `width` chunks from c width on.
-        width: chunks of a group.
-    """
+    """Level d of group c in step d + c: len(levels) + num_groups - 1 steps. `levels`: the steps for one group
+    of chunks, numbered 0 to `width` - 1. `num_groups`: groups; group c is the `width` chunks from c width on.
+    `width`: chunks of a group."""
     if not levels:
         return []
     return [
@@ -85,9 +81,8 @@ def of_parts(name: str, world_size: int, parts: Sequence[BufferPart]) -> Schedul
     t of the whole, so what two ranks have for each other in a step is one message. Steps: those of the part
     that has most; bytes sent: the sum over the parts.
 
-    Args:
-        parts: at least one, in the order in which they are stored in the buffer; none has hosts. A part
-            without elements keeps its transfers, which are sent by no executor: its sums too have a place.
+    `parts`: at least one, in the order in which they are stored in the buffer; none has hosts. A part without
+    elements keeps its transfers, which are sent by no executor: its sums too have a place.
     """
     assert all(p.schedule is None or p.schedule.num_nodes == world_size for p in parts), (
         "same ranks, no hosts"

@@ -31,22 +31,12 @@ BY_PEERS = ("peer_memory", "one_kernel")
 
 
 class RankExchange:
-    """One rank's part. Collective to make and to run.
-
-    Args:
-        schedule: between ranks only.
-        num_elements, dtype, device: of the flat buffer that it runs on.
-        captured: replay a CUDA graph, which needs a buffer of its own; None: on CUDA.
-
-    Attributes:
-        buffer: the tensor that it runs on without a copy; None if any will do.
-        transport: any but "auto", as decided.
-
-    Raises:
-        ScheduleError: the schedule needs host memory, or `captured` is asked for without CUDA, or of a group
-            whose messages go through host memory.
-        LaunchError: peer or shared host memory is asked for and cannot be had.
-    """
+    """One rank's part. Collective to make and to run. `schedule`: between ranks only. `num_elements`,
+    `dtype`, `device`: of the flat buffer that it runs on. `captured`: replay a CUDA graph, which needs a
+    buffer of its own; None: on CUDA. `buffer`: the tensor that it runs on without a copy; None if any will
+    do. `transport`: any but "auto", as decided. ScheduleError: the schedule needs host memory, or `captured`
+    is asked for without CUDA, or of a group whose messages go through host memory. LaunchError: peer or
+    shared host memory is asked for and cannot be had."""
 
     def __init__(
         self,

@@ -118,16 +118,10 @@ class FusedExecution:
 
 
 class PinnedExecution:
-    """One rank's part of `stripes`. Collective to make and to run.
-
-    Args:
-        group: ranks of one host, each with a device of its own.
-        buffer: flat; the schedule runs on it in place.
-
-    Raises:
-        ScheduleError: another schedule, another dtype, or ranks that share a GPU or have none.
-        LaunchError: the ranks are on several hosts, or the memory cannot be had or pinned.
-    """
+    """One rank's part of `stripes`. Collective to make and to run. `group`: ranks of one host, each with a
+    device of its own. `buffer`: flat; the schedule runs on it in place. ScheduleError: another schedule,
+    another dtype, or ranks that share a GPU or have none. LaunchError: the ranks are on several hosts, or the
+    memory cannot be had or pinned."""
 
     def __init__(self, schedule: Schedule, group: Group, buffer: Tensor) -> None:
         n, device = group.world_size, buffer.device

@@ -69,13 +69,9 @@ class Uses:
 
 @dataclass(frozen=True)
 class Activities:
-    """What is to be done, one entry an activity.
-
-    Attributes:
-        delay_s: from the end of its last predecessor (or time 0) to the begin of its work.
-        highest_rate: units a second, even where the resources would give more; may be infinite.
-        follows: entry i says that activity `follows[0][i]` waits until `follows[1][i]` has ended.
-    """
+    """What is to be done, one entry an activity. `delay_s`: from the end of its last predecessor (or time 0)
+    to the begin of its work. `highest_rate`: units a second, even where the resources would give more; may be
+    infinite. `follows`: entry i says that activity `follows[0][i]` waits until `follows[1][i]` has ended."""
 
     delay_s: Floats
     work: Floats

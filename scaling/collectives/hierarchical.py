@@ -131,13 +131,9 @@ def tf_hierarchical_copy(world_size: int, main_pairs: Sequence[tuple[int, int]] 
     on a DGX-1; `GCP_V100_PAIRS` are those for that machine. Our chunks are equal parts in place of its
     tensors. TensorFlow drops the last GPU where n is odd: we put it into the second half.
 
-    Args:
-        world_size: ranks; the first half is ranks 0 to n // 2 - 1.
-        main_pairs: (the main that takes the total, the other half's main), one pair a chunk; None lets every
-            rank be the main of one chunk.
-
-    Raises:
-        ScheduleError: both mains of a pair are in one half, one is no rank, or there is no pair.
+    `world_size`: ranks; the first half is ranks 0 to n // 2 - 1. `main_pairs`: (the main that takes the
+    total, the other half's main), one pair a chunk; None lets every rank be the main of one chunk.
+    ScheduleError: both mains of a pair are in one half, one is no rank, or there is no pair.
     """
     half = world_size // 2
     if main_pairs is None:

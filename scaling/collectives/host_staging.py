@@ -35,16 +35,9 @@ from scaling.errors import ScheduleError
 
 
 def host_serial(world_size: int, ranks_per_host: int | None = None, num_chunks: int = 1) -> Schedule:
-    """Sums through host memory, the whole buffer at a time.
-
-    Args:
-        world_size: ranks.
-        ranks_per_host: ranks r with the same r // ranks_per_host share a host; None puts all on one.
-        num_chunks: for the pipeline; 1 sends the buffer whole.
-
-    Raises:
-        ScheduleError: `ranks_per_host` or `num_chunks` is below 1.
-    """
+    """Sums through host memory, the whole buffer at a time. `ranks_per_host`: ranks r with the same r //
+    ranks_per_host share a host; None puts all on one. `num_chunks`: for the pipeline; 1 sends the buffer
+    whole. ScheduleError: `ranks_per_host` or `num_chunks` is below 1."""
     ranks_per_host = world_size if ranks_per_host is None else ranks_per_host
     return _staged("host_serial", world_size, ranks_per_host, 1, num_chunks)
 

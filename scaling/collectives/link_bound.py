@@ -47,15 +47,9 @@ MAX_BOUND_S = 2.5
 
 @dataclass(frozen=True)
 class PairLinks:
-    """What a byte from one rank to another uses, for every pair of ranks.
-
-    Attributes:
-        world_size: ranks.
-        source, target: [num_pairs] ranks.
-        uses: [num_resources, num_pairs] how often a byte passes a resource.
-        capacity: [num_resources] bytes/s.
-        back: uses of the reversed pairs.
-    """
+    """What a byte from one rank to another uses, for every pair of ranks. `uses`: [num_resources, num_pairs]
+    how often a byte passes a resource; `capacity`: [num_resources] bytes/s; `back`: uses of the reversed
+    pairs."""
 
     world_size: int
     source: Ints
@@ -106,12 +100,8 @@ class PairLinks:
 
 @dataclass(frozen=True)
 class Bound:
-    """Of an all-reduce over trees.
-
-    Attributes:
-        s_per_byte: seconds for each byte of the buffer.
-        is_exact: whether trees exist that reach it; else none can be faster, and perhaps none so fast.
-    """
+    """Of an all-reduce over trees. `is_exact`: whether trees exist that reach it; else none can be faster,
+    and perhaps none so fast."""
 
     s_per_byte: float
     is_exact: bool

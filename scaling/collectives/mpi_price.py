@@ -60,16 +60,9 @@ def by_processes(
     schedule: Schedule, topology: Topology, num_bytes: float, places: Sequence[Place] | None = None
 ) -> Price:
     """Prices a schedule that processes run in host memory, each with one core: MPI without access to GPUs.
-
-    Args:
-        schedule: between ranks alone.
-        num_bytes: of the buffer.
-        places: the host memory of each rank; None takes `process_places`.
-
-    Raises:
-        ScheduleError: it uses host memory besides the ranks'.
-        TopologyError: the machine is too small, or a core's rate is not known.
-    """
+    `schedule`: between ranks alone. `places`: the host memory of each rank; None takes `process_places`.
+    ScheduleError: it uses host memory besides the ranks'. TopologyError: the machine is too small, or a
+    core's rate is not known."""
     if schedule.num_hosts:
         raise ScheduleError(
             f"{schedule.name}: has host memories besides its ranks; MPI's processes have none"
@@ -183,16 +176,9 @@ def mpi_price(
     num_bytes: float,
     library: MpiLibrary | None,
 ) -> Price:
-    """Prices messages that MPI carries, or its own all-reduce.
-
-    Args:
-        schedule: of the messages; None: MPI_Allreduce, as the library chooses.
-        num_bytes: of the buffer.
-        library: None takes the default, and says so.
-
-    Raises:
-        TopologyError: the machine is too small, has no network, or its cores' rate is not known.
-    """
+    """Prices messages that MPI carries, or its own all-reduce. `schedule`: of the messages; None:
+    MPI_Allreduce, as the library chooses. `library`: None takes the default, and says so. TopologyError: the
+    machine is too small, has no network, or its cores' rate is not known."""
     places = process_places(topology, world_size)
     used, choice, notes = library or MpiLibrary(), "messages", []
     if schedule is None:

@@ -238,18 +238,11 @@ def nccl_price(
     halves: int = 2,
     among: Sequence[Place] = (),
 ) -> Price:
-    """The fastest of NCCL's algorithms and protocols.
-
-    Args:
-        places: GPUs, node by node.
-        num_bytes: of the buffer.
-        peer_access: False forbids direct access between GPUs; else each pair has what the machine gives it.
-        halves: 2: an all-reduce; 1: a reduce-scatter or an all-gather, which are rings alone.
-        among: GPUs of all groups, of the same size, that do so at the same time; none: these alone.
-
-    Raises:
-        TopologyError: there is no path between two of them, or no network between nodes.
-    """
+    """The fastest of NCCL's algorithms and protocols between the GPUs `places`, node by node. `peer_access`:
+    False forbids direct access between GPUs; else each pair has what the machine gives it. `halves`: 2: an
+    all-reduce; 1: a reduce-scatter or an all-gather, which are rings alone. `among`: GPUs of all groups, of
+    the same size, that do so at the same time; none: these alone. TopologyError: there is no path between two
+    of them, or no network between nodes."""
     world_size = len(places)
     if world_size == 1 or not num_bytes:
         return Price(choice="nothing")

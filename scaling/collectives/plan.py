@@ -85,14 +85,10 @@ class CodecWork:
 
 @dataclass(frozen=True)
 class Update:
-    """The optimizer's step; its time is that of the memory that it moves.
-
-    Attributes:
-        site: every rank all parameters, rank 0 all, every rank those that it owns, or each node's host all.
-        bytes_moved: read and written for each byte of parameters.
-        num_threads: of a host; a rank without a GPU has one core.
-        owner_elements: of site "owner", the elements of each rank.
-    """
+    """The optimizer's step; its time is that of the memory that it moves. `site`: every rank all parameters,
+    rank 0 all, every rank those that it owns, or each node's host all. `bytes_moved`: read and written for
+    each byte of parameters. `num_threads`: of a host; a rank without a GPU has one core. `owner_elements`: of
+    site "owner", the elements of each rank."""
 
     site: Site
     num_elements: int
@@ -294,11 +290,8 @@ def _update_tasks(stage: Update, topology: Topology, ranks: list[Place]) -> list
 @dataclass(frozen=True)
 class Task:
     """Bytes that are gone through at one place, a GPU or a host memory, by one GPU or by some cores.
-
-    Attributes:
-        bytes_moved: in memory, for each of them.
-        bytes_per_s: of them, by the GPU or one core; None lets the memory decide, or how fast a core adds.
-    """
+    `bytes_moved`: in memory, for each of them. `bytes_per_s`: of them, by the GPU or one core; None lets the
+    memory decide, or how fast a core adds."""
 
     place: Place
     num_bytes: float

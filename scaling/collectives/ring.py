@@ -33,15 +33,9 @@ from scaling.errors import ScheduleError
 
 def ring(world_size: int, subrings: int = 1, directions: int = 1) -> Schedule:
     """The ring all-reduce of `world_size` ranks, rank r sending to (r + 1) mod n, with n `subrings` chunks.
-
-    Args:
-        world_size: ranks.
-        subrings: rings with starts of their own, through the ranks in the same order.
-        directions: 2 gives half of the buffer to the opposite order; that doubles the chunks.
-
-    Raises:
-        ScheduleError: there are more sub-rings than ranks, or none; or not one or two directions.
-    """
+    `subrings`: rings with starts of their own, through the ranks in the same order. `directions`: 2 gives
+    half of the buffer to the opposite order; that doubles the chunks. ScheduleError: there are more sub-rings
+    than ranks, or none; or not one or two directions."""
     n, k = world_size, subrings
     if directions not in (1, 2):
         raise ScheduleError(f"ring: {directions} directions; allowed are 1 and 2")

@@ -90,16 +90,11 @@ class Columns(Sequence[Transfer]):
 
 
 class LazySteps(Sequence[ScheduleStep]):
-    """Steps that are made when they are read: a ring of 1,024 ranks has two million transfers.
-
-    Args:
-        num_steps: how many there are.
-        step: makes the step of an index; a pure function.
-        kind_of: which steps are the same, if that is known. Steps of one kind have the same transfers in the
-            same order but for the chunks: as many of them, not the same ones. Where chunks are equal, such
-            steps take equally long.
-        hosts_are_alike: steps of one kind also find the same chunks of host memory empty, up to their number.
-    """
+    """Steps that are made when they are read: a ring of 1,024 ranks has two million transfers. `num_steps`:
+    how many there are. `step`: makes the step of an index; a pure function. `kind_of`: which steps are the
+    same, if that is known. Steps of one kind have the same transfers in the same order but for the chunks: as
+    many of them, not the same ones. Where chunks are equal, such steps take equally long. `hosts_are_alike`:
+    steps of one kind also find the same chunks of host memory empty, up to their number."""
 
     def __init__(
         self,

@@ -309,17 +309,10 @@ def simulate(
     peer_access: bool = True,
     places: Sequence[Place] | None = None,
 ) -> Simulation:
-    """Prices `schedule`, a correct one, on a topology.
-
-    Args:
-        num_bytes: of the buffer; a chunk is its equal part, or what `chunk_elements` says.
-        peer_access: False forbids direct access between GPUs (host-only).
-        places: (node, device id) of each rank; None takes `topology.ranks`.
-
-    Raises:
-        TopologyError: the topology has not what the schedule needs.
-        ScheduleError: `places` are not as many as ranks, or a count is negative.
-    """
+    """Prices `schedule`, a correct one, on a topology. `num_bytes`: of the buffer; a chunk is its equal part,
+    or what `chunk_elements` says. `peer_access`: False forbids direct access between GPUs (host-only).
+    `places`: (node, device id) of each rank; None takes `topology.ranks`. TopologyError: the topology has not
+    what the schedule needs. ScheduleError: `places` are not as many as ranks, or a count is negative."""
     if num_bytes < 0:
         raise ScheduleError(f"{schedule.name}: {num_bytes} bytes; allowed are 0 and more")
     ranks = topology.ranks(schedule.world_size) if places is None else places

@@ -32,12 +32,9 @@ def tree(world_size: int, pairs: Sequence[Pair] | None = None, num_chunks: int =
     MPICH", Int. J. High Perform. Comput. Appl. 19 (2005). Caffe does not pipeline, and leaves the order of
     the sums at a node to the order of arrival.
 
-    Args:
-        pairs: (parent, child), every rank but the root once as child, and after that in no pair any more.
-        num_chunks: for the pipeline; 1 sends the buffer whole.
-
-    Raises:
-        ScheduleError: the pairs make no tree, or `num_chunks` is below 1.
+    `pairs`: (parent, child), every rank but the root once as child, and after that in no pair any more.
+    `num_chunks`: for the pipeline; 1 sends the buffer whole. ScheduleError: the pairs make no tree, or
+    `num_chunks` is below 1.
     """
     if num_chunks < 1:
         raise ScheduleError(f"tree: {num_chunks} chunks; allowed are 1 and more")
@@ -82,9 +79,8 @@ def caffe_pairs(board_of: Sequence[int], peer_access: Sequence[Sequence[bool]]) 
     (2, 3), (0, 2). Where three GPUs remain for its last pass, Caffe reads past the end of its list; we leave
     the third one for the next round.
 
-    Args:
-        board_of: the board of each GPU, in the user's order; a GPU that is alone has a number of its own.
-        peer_access: peer_access[i][j] says whether GPU i can access GPU j's memory.
+    `board_of`: the board of each GPU, in the user's order; a GPU that is alone has a number of its own.
+    `peer_access`: peer_access[i][j] says whether GPU i can access GPU j's memory.
     """
     passes: list[Callable[[int, int], bool]] = [
         lambda i, j: board_of[i] == board_of[j],

@@ -129,12 +129,9 @@ MAX_LISTED = 8  # contributions named in a message
 
 @dataclass(frozen=True)
 class Verification:
-    """What a correct schedule sends.
-
-    Attributes:
-        messages_per_rank: messages that each rank sends; all transfers to one node in a step are one.
-        sent_ratio_per_rank: bytes that each rank sends, as a fraction of the buffer's bytes S.
-    """
+    """What a correct schedule sends. `messages_per_rank`: messages that each rank sends; all transfers to one
+    node in a step are one. `sent_ratio_per_rank`: bytes that each rank sends, as a fraction of the buffer's
+    bytes S."""
 
     num_steps: int
     messages_per_rank: list[int]

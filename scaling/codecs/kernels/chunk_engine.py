@@ -54,13 +54,9 @@ def kernel_problem(codec: ChunkCodec, chunks: Chunks) -> str | None:
 
 @dataclass(frozen=True)
 class BlockSize:
-    """How much one program takes.
-
-    Attributes:
-        elements: of a block; a multiple of 128 and a power of two.
-        whole: the largest block of one chunk that a program takes whole; a larger one is shared.
-        elements_a_warp: of which each of 32 threads has its part.
-    """
+    """How much one program takes. `elements`: of a block; a multiple of 128 and a power of two. `whole`: the
+    largest block of one chunk that a program takes whole; a larger one is shared. `elements_a_warp`: of which
+    each of 32 threads has its part."""
 
     elements: int = 4096
     whole: int = 16384

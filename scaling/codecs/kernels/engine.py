@@ -17,14 +17,10 @@ from scaling.codecs.stripes import Matrix, elements_per_word
 
 @dataclass(frozen=True)
 class TileSize:
-    """How much one program of a kernel takes.
-
-    Attributes:
-        lanes: neighbouring words, a power of two.
-        iterations: blocks of as many words, at most, one after the other.
-        rows: elements of a word that are loaded together, a power of two up to 32.
-        num_warps: of a program. With 128 lanes a warp each thread holds whole columns of a block.
-    """
+    """How much one program of a kernel takes. `lanes`: neighbouring words, a power of two. `iterations`:
+    blocks of as many words, at most, one after the other. `rows`: elements of a word that are loaded
+    together, a power of two up to 32. `num_warps`: of a program. With 128 lanes a warp each thread holds
+    whole columns of a block."""
 
     lanes: int
     iterations: int
