@@ -39,11 +39,8 @@ class FiniteWatch:
         self.marks = torch.zeros(max(0, bounds.numel() - 1), dtype=torch.bool, device=device)
 
     @classmethod
-    def of_tensors(
-        cls, layout: BucketLayout, device: torch.device, what: str = "the gradient"
-    ) -> FiniteWatch:
-        bounds = torch.tensor([*layout.offsets, layout.num_elements], dtype=torch.int64)
-        return cls(layout, bounds, device, what)
+    def of_tensors(cls, layout: BucketLayout, device: torch.device) -> FiniteWatch:
+        return cls(layout, torch.tensor([*layout.offsets, layout.num_elements]), device)
 
     @classmethod
     def of_chunks(
@@ -100,10 +97,7 @@ class FiniteWatch:
 
     def _names(self, starts: list[int], stops: list[int]) -> list[str]:
         names, at = [], 0
-        for name, shape, start in zip(
-            self._layout.names, self._layout.shapes, self._layout.offsets, strict=True
-        ):
-            stop = start + math.prod(shape)
+        for name, (start, stop) in zip(self._layout.names, self._layout.spans, strict=True):
             while at < len(starts) and stops[at] <= start:
                 at += 1
             if start < stop and at < len(starts) and starts[at] < stop:

@@ -83,17 +83,14 @@ class PowerSgdCodec(Codec):
 
     def groups(self, shapes: Sequence[tuple[int, ...]]) -> list[MatrixGroup]:
         """The matrices that are compressed, by shape, in the order of the first of each."""
-        by_shape: dict[tuple[int, int], list[int]] = {}
+        by_shape: dict[tuple[int, int, int], list[int]] = {}
         for number, shape in enumerate(shapes):
             rows = shape[0] if shape else 1
             columns = math.prod(shape[1:])
             rank = min(rows, columns, self.approximation_size)
             if (rows + columns) * rank * self.minimum_compression < rows * columns:
-                by_shape.setdefault((rows, columns), []).append(number)
-        return [
-            MatrixGroup(tuple(tensors), rows, columns, min(rows, columns, self.approximation_size))
-            for (rows, columns), tensors in by_shape.items()
-        ]
+                by_shape.setdefault((rows, columns, rank), []).append(number)
+        return [MatrixGroup(tuple(tensors), *shape) for shape, tensors in by_shape.items()]
 
     def bucket_bytes(self, layout: BucketLayout) -> int:
         return sum(self.message_bytes(layout))

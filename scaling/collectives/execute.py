@@ -70,8 +70,7 @@ class Execution:
                 compiled.sends.append((target, [self._span(t) for t in transfers]))
         sent = [span for _, spans in compiled.sends for span in spans]
         used = 0
-        staged_at: dict[int, Span] = {}  # position in the step -> where its values are staged
-        positions = {id(transfer): position for position, transfer in enumerate(step)}
+        staged: dict[int, Span] = {}  # of a transfer by its identity, where its values are staged
         for source, target, transfers in messages(step):
             if target != rank:
                 continue
@@ -83,12 +82,10 @@ class Execution:
             first = used
             for transfer in transfers:
                 start, stop = self._span(transfer)
-                staged_at[positions[id(transfer)]] = (used, used + stop - start)
+                staged[id(transfer)] = (used, used + stop - start)
                 used += stop - start
             compiled.staged_receives.append((source, (first, used)))
-        for position, staged in sorted(staged_at.items()):
-            transfer = step[position]
-            compiled.applies.append((transfer.operation, self._span(transfer), staged))
+        compiled.applies += [(t.operation, self._span(t), staged[id(t)]) for t in step if id(t) in staged]
         return compiled if compiled.sends or compiled.direct_receives or compiled.staged_receives else None
 
     def run(self, buffer: Tensor, group: Group) -> None:

@@ -5,7 +5,7 @@ Error of both: each chunk is summed once, in one order, and then copied, so the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -16,7 +16,6 @@ from scaling.collectives.tree import tree
 from scaling.errors import ScheduleError
 
 Intra = Literal["ring", "leader"]
-StepParts = Callable[[int], list[ScheduleStep]]
 
 
 def hierarchical(world_size: int, ranks_per_host: int, intra: Intra = "ring") -> Schedule:
@@ -50,62 +49,35 @@ def hierarchical(world_size: int, ranks_per_host: int, intra: Intra = "ring") ->
         )
     if intra not in ("ring", "leader"):
         raise ScheduleError(f"hierarchical: intra {intra!r}; allowed are ring and leader")
-    machines = [range(first, first + ranks_per_host) for first in range(0, world_size, ranks_per_host)]
-    num_chunks = world_size if intra == "ring" else len(machines)
-    steps = _by_rings(machines) if intra == "ring" else _by_leaders(machines)
-    return Schedule("hierarchical", world_size, num_chunks, steps)
-
-
-def _by_rings(machines: list[range]) -> LazySteps:
-    g, num_hosts = len(machines[0]), len(machines)
-    inside, across = ring(g), ring(num_hosts)
-
-    def in_machines(t: int) -> list[ScheduleStep]:
-        return [placed([inside.steps[t]], ranks, width=num_hosts)[0] for ranks in machines]
-
-    def over_machines(t: int) -> list[ScheduleStep]:
-        step = [across.steps[t]]
-        # A local rank's segment is that whose sum it holds after the reduce-scatter.
-        return [
-            placed(step, [ranks[local] for ranks in machines], first_chunk=(local + 1) % g * num_hosts)[0]
-            for local in range(g)
-        ]
-
-    return _three_stages(inside, in_machines, across, over_machines)
-
-
-def _by_leaders(machines: list[range]) -> LazySteps:
-    inside, across = tree(len(machines[0])), ring(len(machines))
-
-    def in_machines(t: int) -> list[ScheduleStep]:
-        return [placed([inside.steps[t]], ranks, width=len(machines))[0] for ranks in machines]
-
-    def over_machines(t: int) -> list[ScheduleStep]:
-        return placed([across.steps[t]], [ranks[0] for ranks in machines])
-
-    return _three_stages(inside, in_machines, across, over_machines)
-
-
-def _three_stages(
-    inside: Schedule, in_machines: StepParts, across: Schedule, over_machines: StepParts
-) -> LazySteps:
-    """The first half of the steps inside, all those across, the second half inside; parts are at one time."""
+    g, num_hosts = ranks_per_host, world_size // ranks_per_host
+    machines = [range(first, first + g) for first in range(0, world_size, g)]
+    inside, across = ring(g) if intra == "ring" else tree(g), ring(num_hosts)
+    # Local ranks that exchange across, with the first chunk of the segment whose sum each then holds.
+    firsts = {local: (local + 1) % g * num_hosts for local in range(g)} if intra == "ring" else {0: 0}
     num_up, num_across = len(inside.steps) // 2, len(across.steps)
 
-    def stage(t: int) -> tuple[Schedule, StepParts, int]:
+    def stage(t: int) -> tuple[Schedule, int]:
+        """The first half of the steps inside, all those across, the second half inside."""
         if num_up <= t < num_up + num_across:
-            return across, over_machines, t - num_up
-        return inside, in_machines, t if t < num_up else t - num_across
+            return across, t - num_up
+        return inside, t if t < num_up else t - num_across
 
     def step(t: int) -> ScheduleStep:
-        _, parts, index = stage(t)
-        return tuple(chain.from_iterable(parts(index)))
+        schedule, index = stage(t)
+        one = [schedule.steps[index]]
+        if schedule is inside:
+            parts = (placed(one, ranks, width=num_hosts)[0] for ranks in machines)
+        else:
+            rows = (([ranks[local] for ranks in machines], first) for local, first in firsts.items())
+            parts = (placed(one, ranks, first)[0] for ranks, first in rows)
+        return tuple(chain.from_iterable(parts))
 
     def kind(t: int) -> Hashable:
-        schedule, _, index = stage(t)
+        schedule, index = stage(t)
         return schedule is inside, schedule.kind(index)
 
-    return LazySteps(len(inside.steps) + num_across, step, kind)
+    steps = LazySteps(len(inside.steps) + num_across, step, kind)
+    return Schedule("hierarchical", world_size, len(firsts) * num_hosts, steps)
 
 
 GCP_V100_PAIRS = ((0, 5), (2, 7), (5, 0), (7, 2))

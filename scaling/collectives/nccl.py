@@ -128,7 +128,7 @@ def _search(pairs: _Pairs) -> Rings:
         return by_rank
     if pairs.num_gpus > MOST_SEARCHED:
         note = f"NCCL's rings in the order of ranks: not searched among more than {MOST_SEARCHED} GPUs"
-        return Rings(by_rank.bytes_per_s, by_rank.busiest, by_rank.orders, by_rank.kind, note)
+        return replace(by_rank, note=note)
     orders = np.array([(0, *rest) for rest in permutations(range(1, pairs.num_gpus))])
     over_nvlink = orders[pairs.all_nvlink(orders)]
     return _together(pairs, over_nvlink if len(over_nvlink) else orders)
@@ -208,25 +208,24 @@ TREE_BY_SIZE = {
 """Of a tree's rate between nodes: of 64 bytes and more, of twice that, ..."""
 
 
+_Rate = tuple[float, str | None, str | None]
+"""Bytes a second that leave each GPU, what bounds them, and what was assumed."""
+
+
 @dataclass(frozen=True)
 class _Rates:
-    """Bytes a second that leave each GPU, and what bounds them: inside a node, and between nodes."""
+    """Inside a node, and between nodes."""
 
-    inside: float = math.inf
-    across: float = math.inf
-    busiest_inside: str | None = None
-    busiest_across: str | None = None
+    gpus: str
+    processors: str
     kind: str = "pcie"
-    note: str | None = None
-    note_across: str | None = None
-    gpus: str = "Hopper"
-    processors: str = "Intel"
+    inside: _Rate = (math.inf, None, None)
+    across: _Rate = (math.inf, None, None)
 
-    def least(self, passes_across: float = 1.0) -> tuple[float, str | None, str | None]:
-        """The slower of both, its bound and its note."""
-        if self.across / passes_across < self.inside:
-            return self.across / passes_across, self.busiest_across, self.note_across
-        return self.inside, self.busiest_inside, self.note
+    def least(self, passes_across: float = 1.0) -> _Rate:
+        """The slower of both."""
+        rate, *words = self.across
+        return min(self.inside, (rate / passes_across, *words), key=lambda one: one[0])
 
 
 def nccl_price(
@@ -333,13 +332,11 @@ def _rates(
             all_rings = best_rings(topology, everyone, peer_access=peer_access)
             rings = min(rings, all_rings, key=lambda found: found.bytes_per_s)
         kind = "nvlink" if rings.kind == "nvlink" else "pcie"
-        rates = replace(
-            rates, inside=rings.bytes_per_s, busiest_inside=rings.busiest, kind=kind, note=rings.note
-        )
+        rates = replace(rates, kind=kind, inside=(rings.bytes_per_s, rings.busiest, rings.note))
     if nodes == 1:
         return rates
     own, shared = (len({topology.machine.nic(gpu) for gpu in group}) for group in (gpus, everyone))
     path = topology.path((0, gpus[0]), (1, gpus[0]), peer_access=peer_access)
     across = min(own, shared * len(gpus) / len(everyone)) * topology.bandwidth_bytes_per_s(path)
     busiest = min(path.resources, key=topology.capacity_bytes_per_s)
-    return replace(rates, across=across, busiest_across=busiest, note_across=_fast_sockets(topology))
+    return replace(rates, across=(across, busiest, _fast_sockets(topology)))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,7 +40,20 @@ class Transfer(NamedTuple):
 ScheduleStep = Sequence[Transfer]
 
 
-class Columns(Sequence[Transfer]):
+T = TypeVar("T")
+
+
+class _Equal(Sequence[T]):
+    """A sequence that equals every other one with the same items, as a tuple does its like."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))  # that of the tuple that it equals
+
+
+class Columns(_Equal[Transfer]):
     """The transfers of a step as columns: a step of the stripes of 1,024 ranks has a million. `source`,
     `target`, `start`, `stop`: [num_transfers] whole numbers, or one number for all; `is_add`: [num_transfers]
     bools, or one for all: `add`, else `copy`."""
@@ -82,14 +95,8 @@ class Columns(Sequence[Transfer]):
         source, target, start, stop, is_add = (column[index].item() for column in columns)
         return Transfer(source, target, start, stop, "add" if is_add else "copy")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))  # that of the tuple that it equals
-
-
-class LazySteps(Sequence[ScheduleStep]):
+class LazySteps(_Equal[ScheduleStep]):
     """Steps that are made when they are read: a ring of 1,024 ranks has two million transfers. `num_steps`:
     how many there are. `step`: makes the step of an index; a pure function. `kind_of`: which steps are the
     same, if that is known. Steps of one kind have the same transfers in the same order but for the chunks: as
@@ -125,16 +132,6 @@ class LazySteps(Sequence[ScheduleStep]):
         if isinstance(index, slice):
             return tuple(self._step(i) for i in self._indices[index])
         return self._step(self._indices[index])
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Sequence)
-            and len(self) == len(other)
-            and all(a == b for a, b in zip(self, other, strict=True))
-        )
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))  # that of the tuple that it equals
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,11 @@ def test_tensors_that_the_chunk_touches_are_named(place, named, value):
 
 
 def test_span_a_tensor_names_exactly_that_one():
-    watch = FiniteWatch.of_tensors(LAYOUT, CPU, "the sum")
+    watch = FiniteWatch.of_tensors(LAYOUT, CPU)
     watch.note(torch.tensor([1.0, 0.0, 1.0, float("inf")]))
-    assert message_of(watch).startswith("the sum is NaN or infinite, or too large to be encoded, in 'last':")
+    assert message_of(watch).startswith(
+        "the gradient is NaN or infinite, or too large to be encoded, in 'last':"
+    )
 
 
 def test_places_are_watched_one_by_one():
