@@ -236,3 +236,14 @@ class Aggregator(ABC, Generic[S]):
             if getattr(self, field.name) != field.default
         ]
         return f"{self.name}({', '.join(changed)})" if changed else self.name
+
+
+@dataclass(frozen=True)
+class Stated(Aggregator[S], Generic[S]):
+    """Base of those whose states make themselves: `state_class(aggregator, layout, group, dtype, device)`."""
+
+    state_class: ClassVar[Any]
+
+    def start(self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device) -> S:
+        state: S = self.state_class(self, layout, group, dtype, device)
+        return state

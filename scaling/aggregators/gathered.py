@@ -27,7 +27,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.base import PhaseMarker, Stated, unmarked
 from scaling.aggregators.prediction import gathered_by_all
 from scaling.aggregators.state import WatchedState, named, require_same_on_ranks, single_rank_result
 from scaling.bucket import BucketLayout
@@ -53,6 +53,8 @@ class GatheredState(WatchedState):
     def __init__(
         self, of: Gathered, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> None:
+        require_same_on_ranks(layout, group)
+
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -86,7 +88,8 @@ class GatheredState(WatchedState):
 
 
 @dataclass(frozen=True)
-class Gathered(Aggregator[GatheredState]):
+class Gathered(Stated[GatheredState]):
+    state_class = GatheredState
     lossy = True
     overlaps = True
     graph_capturable = True
@@ -129,12 +132,6 @@ class Gathered(Aggregator[GatheredState]):
 
     def noise(self, num_elements: int, rank: int, device: torch.device) -> Noise | None:
         return None
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> GatheredState:
-        require_same_on_ranks(layout, group)
-        return GatheredState(self, layout, group, dtype, device)
 
     @final
     def aggregate(self, state: GatheredState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:

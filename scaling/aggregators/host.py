@@ -30,7 +30,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.base import PhaseMarker, Stated, unmarked
 from scaling.aggregators.prediction import stepped_on_host, sums_alone
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout
@@ -63,7 +63,7 @@ S = TypeVar("S", bound=AggregatorState)
 
 
 @dataclass(frozen=True)
-class OnHost(Aggregator[S], Generic[S]):
+class OnHost(Stated[S], Generic[S]):
     """Base of those that copy gradients to host memory, and what comes of them back."""
 
     one_host = True

@@ -43,9 +43,9 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.base import PhaseMarker, Stated, unmarked
 from scaling.aggregators.state import AggregatorState, check_momentum
-from scaling.aggregators.striped import Striped, StripesState
+from scaling.aggregators.striped import Striped
 from scaling.bucket import BucketLayout
 from scaling.codecs.chunks import ChunkCodec, Kernel, SignCodec
 from scaling.codecs.kernels import Kernels
@@ -92,18 +92,21 @@ class OneBitMomentum(Striped):
         return self.momentum
 
 
-@dataclass
 class OneBitAdamState(AggregatorState):
-    """Adam's moments on one rank, and the stripes of the first one. `stripes`: with the momentum, m / (1 -
-    beta1) without its correction. `second`: [num_elements] float32, without its correction. `steps`: [] int64
-    in host memory; taken so far."""
+    """Adam's moments on one rank, and the stripes of the first one."""
 
-    settings: OneBitAdam
-    stripes: StripesState
-    second: Tensor
-    steps: Tensor
-    result: Tensor
     by_parameter = ("second",)
+
+    def __init__(
+        self, of: OneBitAdam, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(group, layout)
+        self.settings, n = of, layout.num_elements
+        # With the momentum, m / (1 - beta1); it and the second moment are without their corrections.
+        self.stripes = of.stripes().start(layout, group, torch.float32, device)
+        self.second = torch.zeros(n, device=device)
+        self.steps = torch.zeros((), dtype=torch.int64)  # taken so far, in host memory
+        self.result = torch.empty(n, dtype=dtype, device=device)
 
     @property
     def is_settled(self) -> bool:
@@ -145,7 +148,7 @@ class OneBitAdamState(AggregatorState):
 
 @final
 @dataclass(frozen=True)
-class OneBitAdam(Aggregator[OneBitAdamState]):
+class OneBitAdam(Stated[OneBitAdamState]):
     """1-bit Adam; the optimizer is sgd without momentum, its learning rate Adam's.
 
     Attributes:
@@ -155,6 +158,7 @@ class OneBitAdam(Aggregator[OneBitAdamState]):
     """
 
     name = "one_bit_adam"
+    state_class = OneBitAdamState
     lossy = True
     overlaps = True
     dtypes = (torch.float32, torch.float64, torch.bfloat16)  # of a step, which float16 may not hold
@@ -174,9 +178,9 @@ class OneBitAdam(Aggregator[OneBitAdamState]):
             )
         check_momentum(self.name, "beta1", self.beta1, may_be_zero=False)
         check_momentum(self.name, "beta2", self.beta2, may_be_zero=False)
-        self._stripes()
+        self.stripes()
 
-    def _stripes(self) -> OneBitMomentum:
+    def stripes(self) -> OneBitMomentum:
         return OneBitMomentum(self.beta1, self.chunk_elements, kernels=self.kernels)
 
     def own_momentum(self) -> float:
@@ -185,19 +189,10 @@ class OneBitAdam(Aggregator[OneBitAdamState]):
     def settling_steps(self) -> int:
         return self.warmup_steps
 
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> OneBitAdamState:
-        stripes = self._stripes().start(layout, group, torch.float32, device)
-        second = torch.zeros(layout.num_elements, device=device)
-        steps = torch.zeros((), dtype=torch.int64)
-        result = torch.empty(layout.num_elements, dtype=dtype, device=device)
-        return OneBitAdamState(group, layout, self, stripes, second, steps, result)
-
     def aggregate(self, state: OneBitAdamState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         gradient = gradient.float()
         if state.is_settled:
-            momentum = self._stripes().aggregate(state.stripes, gradient, phase)
+            momentum = self.stripes().aggregate(state.stripes, gradient, phase)
         else:
             momentum = self._uncompressed(state, gradient, phase)
         state.steps += 1
@@ -221,8 +216,8 @@ class OneBitAdam(Aggregator[OneBitAdamState]):
     def contribution(self, state: OneBitAdamState, gradient: Tensor) -> Tensor:
         if not state.is_settled:
             return gradient
-        momentum = self._stripes().contribution(state.stripes, gradient.float())
+        momentum = self.stripes().contribution(state.stripes, gradient.float())
         return state.direction(momentum)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        return self._stripes().stages(layout, world_size)
+        return self.stripes().stages(layout, world_size)

@@ -24,7 +24,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.base import PhaseMarker, Stated, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.aggregators.state import WatchedState, named, require_same_on_ranks
 from scaling.bucket import BucketLayout
@@ -59,6 +59,8 @@ class PowerSgdState(WatchedState):
     def __init__(
         self, of: PowerSgd, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> None:
+        require_same_on_ranks(layout, group)
+
         def zeros(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
 
@@ -119,7 +121,7 @@ class PowerSgdState(WatchedState):
 
 
 @dataclass(frozen=True)
-class PowerSgd(Aggregator[PowerSgdState]):
+class PowerSgd(Stated[PowerSgdState]):
     """PowerSGD: gradient matrices as products of two thin ones, with error feedback.
 
     Attributes:
@@ -130,6 +132,7 @@ class PowerSgd(Aggregator[PowerSgdState]):
     """
 
     name = "power_sgd"
+    state_class = PowerSgdState
     lossy = True
     overlaps = True
     graph_capturable = True
@@ -145,12 +148,6 @@ class PowerSgd(Aggregator[PowerSgdState]):
 
     def codec(self) -> PowerSgdCodec:
         return PowerSgdCodec(self.approximation_size, self.minimum_compression)
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> PowerSgdState:
-        require_same_on_ranks(layout, group)
-        return PowerSgdState(self, layout, group, dtype, device)
 
     def aggregate(self, state: PowerSgdState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         group = state.group

@@ -43,7 +43,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.base import PhaseMarker, Stated, unmarked
 from scaling.aggregators.prediction import encoded_stripes
 from scaling.aggregators.state import (
     WatchedState,
@@ -154,6 +154,8 @@ class StripesState(WatchedState):
     def __init__(
         self, of: Striped, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> None:
+        require_same_on_ranks(layout, group)
+
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -213,10 +215,11 @@ class StripesState(WatchedState):
 
 
 @dataclass(frozen=True)
-class Striped(Aggregator[StripesState]):
+class Striped(Stated[StripesState]):
     """Base of aggregators by compressed stripes. `kernels`: "triton"; "torch", plain operations, the
     reference; "auto": Triton's on CUDA where it is installed."""
 
+    state_class = StripesState
     lossy = True
     overlaps = True
     graph_capturable = True
@@ -238,12 +241,6 @@ class Striped(Aggregator[StripesState]):
 
     def divisor(self, world_size: int) -> int:
         return world_size
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> StripesState:
-        require_same_on_ranks(layout, group)
-        return StripesState(self, layout, group, dtype, device)
 
     @final
     def aggregate(self, state: StripesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:

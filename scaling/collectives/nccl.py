@@ -224,8 +224,9 @@ class _Rates:
 
     def least(self, passes_across: float = 1.0) -> _Rate:
         """The slower of both."""
-        rate, *words = self.across
-        return min(self.inside, (rate / passes_across, *words), key=lambda one: one[0])
+        rate, busiest, note = self.across
+        across = rate / passes_across, busiest, note
+        return min(self.inside, across, key=lambda one: one[0])
 
 
 def nccl_price(

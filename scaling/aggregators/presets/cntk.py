@@ -38,7 +38,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.base import PhaseMarker, Stated, unmarked
 from scaling.aggregators.one_bit import StripedOneBit
 from scaling.aggregators.prediction import all_reduce_bytes, copies_to_ranks, native_all_reduce, rows_to_host
 from scaling.aggregators.state import AggregatorState
@@ -82,7 +82,7 @@ class MessagesState(AggregatorState):
 
 @final
 @dataclass(frozen=True)
-class Cntk32Bit(Aggregator[MessagesState]):
+class Cntk32Bit(Stated[MessagesState]):
     """CNTK's 32-bit aggregation: small tensors packed, the others one by one, through pinned host memory.
 
     Attributes:
@@ -90,14 +90,10 @@ class Cntk32Bit(Aggregator[MessagesState]):
     """
 
     name = "cntk_32bit"
+    state_class = MessagesState
     modifies_input = True
 
     transport: Literal["host", "device"] = "host"
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> MessagesState:
-        return MessagesState(self, layout, group, dtype, device)
 
     def aggregate(self, state: MessagesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         if state.group.world_size == 1:

@@ -140,10 +140,14 @@ def _by_rows(schedule: Schedule, shape: tuple[int, ...]) -> Schedule:
     return replace(schedule, chunk_elements=tuple(count * row_elements for count in rows))
 
 
-@dataclass
 class LocalState(AggregatorState):
-    host: HostRows
-    mean: Tensor | None
+    def __init__(
+        self, of: MxnetLocal, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(group, layout)
+        self.host = HostRows(layout, group, dtype, device)
+        on_device = of.site(layout) == "replica"
+        self.mean = torch.empty(layout.num_elements, dtype=dtype, device=device) if on_device else None
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ class MxnetLocal(OnHost[LocalState]):
     """
 
     name = "mxnet_local"
+    state_class = LocalState
     overlaps = True
     update_site = "host_serial"
 
@@ -171,13 +176,6 @@ class MxnetLocal(OnHost[LocalState]):
         """On the CPU, or on every rank where a tensor has more than 16 Mi elements."""
         largest = max((math.prod(shape) for shape in layout.shapes), default=0)
         return "replica" if largest > MAX_ELEMENTS_ON_HOST else "host_serial"
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> LocalState:
-        on_device = self.site(layout) == "replica"
-        mean = torch.empty(layout.num_elements, dtype=dtype, device=device) if on_device else None
-        return LocalState(group, layout, HostRows(layout, group, dtype, device), mean)
 
     def aggregate(self, state: LocalState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         host = state.host

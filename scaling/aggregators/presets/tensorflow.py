@@ -47,12 +47,17 @@ from scaling.collectives.schedule import Schedule
 from scaling.process_group import Group
 
 
-@dataclass
 class TowersState(AggregatorState):
     """The gradients in host memory, and room on rank 0 for those of the largest variable side by side."""
 
-    host: HostRows
-    concatenated: Tensor
+    def __init__(
+        self, of: TensorFlow, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(group, layout)
+        self.host = HostRows(layout, group, dtype, device)
+        largest = max((stop - start for start, stop in self.host.spans), default=0)
+        num_elements = group.world_size * largest if group.rank == 0 else 0
+        self.concatenated = torch.empty(num_elements, dtype=dtype)
 
 
 @final
@@ -61,15 +66,8 @@ class TensorFlow(OnHost[TowersState]):
     """TensorFlow's towers: the CPU concatenates, averages and applies the gradients of each variable."""
 
     name = "tensorflow"
+    state_class = TowersState
     update_site = "host_serial"
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> TowersState:
-        host = HostRows(layout, group, dtype, device)
-        largest = max((stop - start for start, stop in host.spans), default=0)
-        num_elements = group.world_size * largest if group.rank == 0 else 0
-        return TowersState(group, layout, host, torch.empty(num_elements, dtype=dtype))
 
     def aggregate(self, state: TowersState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         state.host.bring_up(gradient, phase)

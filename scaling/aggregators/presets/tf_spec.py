@@ -50,7 +50,7 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.base import PhaseMarker, Stated, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce, sent_elements
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout, Span
@@ -274,7 +274,7 @@ def _valid(spec: str) -> str:
 
 @final
 @dataclass(frozen=True)
-class TfSpec(Aggregator[TfSpecState]):
+class TfSpec(Stated[TfSpecState]):
     """TensorFlow's all_reduce_spec: the size of a tensor decides which all-reduce algorithm is used.
 
     Attributes:
@@ -283,6 +283,7 @@ class TfSpec(Aggregator[TfSpecState]):
     """
 
     name = "tf_spec"
+    state_class = TfSpecState
     modifies_input = True
 
     spec: Annotated[str, AfterValidator(_valid)] = "pscpu:2k:pscpu#2:64k:xring"
@@ -291,11 +292,6 @@ class TfSpec(Aggregator[TfSpecState]):
     def plan(self, layout: BucketLayout, world_size: int) -> tuple[list[TierTensors], Schedule | None]:
         tiers = tensors_of_tiers(parse_spec(self.spec), layout)
         return tiers, schedule_between_ranks(tiers, layout.num_elements, world_size)
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> TfSpecState:
-        return TfSpecState(self, layout, group, dtype, device)
 
     def needs_one_host(self) -> bool:
         return super().needs_one_host() or any(t.inside == IN_HOST_MEMORY for t in parse_spec(self.spec))

@@ -36,7 +36,7 @@ from scaling.aggregators.host import OnHost
 from scaling.aggregators.prediction import stepped_on_host, sums_alone
 from scaling.aggregators.schedule import Scheduled
 from scaling.aggregators.state import AggregatorState
-from scaling.bucket import BucketLayout, Span
+from scaling.bucket import BucketLayout, Span, joined
 from scaling.collectives.execute_host import HostExecution
 from scaling.collectives.host_staging import host_parallel
 from scaling.collectives.owners import star
@@ -57,10 +57,17 @@ class TorchDpt(Scheduled):
         return star(world_size)
 
 
-@dataclass
 class TorchCpuState(AggregatorState):
-    execution: HostExecution
-    spans: list[Span]
+    def __init__(
+        self, of: TorchCpu, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(group, layout)
+        n, num_elements, schedule = group.world_size, layout.num_elements, host_parallel(group.world_size)
+        own = schedule.bounds(num_elements)[group.rank : group.rank + 2]
+        self.spans = joined([(own[0], own[1])])
+        self.execution = HostExecution(
+            schedule, group, num_elements, dtype, device, num_summing=n, divisor=n, keep_sums=True
+        )
 
 
 @final
@@ -69,19 +76,8 @@ class TorchCpu(OnHost[TorchCpuState]):
     """Torch as in arXiv 1608.07249: each rank sums and updates 1/n of the elements in host memory."""
 
     name = "torch_cpu"
+    state_class = TorchCpuState
     update_site = "host_parallel"
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> TorchCpuState:
-        n = group.world_size
-        schedule = host_parallel(n)
-        bounds = schedule.bounds(layout.num_elements)
-        span = (bounds[group.rank], bounds[group.rank + 1])
-        execution = HostExecution(
-            schedule, group, layout.num_elements, dtype, device, num_summing=n, divisor=n, keep_sums=True
-        )
-        return TorchCpuState(group, layout, execution, [span] if span[0] < span[1] else [])
 
     def owned(self, state: TorchCpuState) -> list[Span]:
         return state.spans
