@@ -88,9 +88,8 @@ class LayeredStep(TrainingStep):
         self._marks: Marks = UNMARKED
         self._exchanging = True
         self.treatment = GradientTreatment(gradients, replica.compute, replica.trainable[0].device)
-        chosen = (aggregator, settings, group, gradients.wire, self.treatment, capturable)
         self._parts = [
-            _started(number, flat, tensors, *chosen)
+            self._started(number, flat, tensors, settings, group, capturable)
             for number, flat in enumerate(replica.buckets)
             for tensors in bucket_tensors(flat.layout, bucket_mb * 2**20 / flat.parameters.itemsize)
         ]
@@ -106,6 +105,31 @@ class LayeredStep(TrainingStep):
             for parameter in bucket.parameters:
                 register: Any = parameter.register_post_accumulate_grad_hook
                 register(lambda _, number=number: (call := ready()) and call(number))
+
+    def _started(
+        self,
+        number: int,
+        flat: FlatBucket,
+        tensors: list[int],
+        settings: OptimizerSettings,
+        group: Group,
+        capturable: bool,
+    ) -> _Bucket:
+        parameters = [flat.trainable[place] for place in tensors]
+        layout = BucketLayout.of([(flat.layout.names[place], flat.layout.shapes[place]) for place in tensors])
+        starts = [flat.layout.offsets[place] for place in tensors]
+        spans = [(start, start + p.numel()) for start, p in zip(starts, parameters, strict=True)]
+        values, found_inf = flat.parameters, self.treatment.found_inf
+        state = start_exchanges(self._aggregator, layout, group, values, self._wire)
+        owned = next(iter(self._aggregator.owned(state)), None)
+        how = {"capturable": capturable, "skippable": found_inf is not None}
+        update = SpansUpdate(values, _within(spans, owned), settings, **how)
+        if found_inf is not None:
+            update.skip_where(found_inf)
+        joined = len(tensors) > 1 and not self._aggregator.releases_gradients
+        buffer = values.new_empty(layout.num_elements) if joined else None
+        views = [values[slice(*span)] for span in spans]
+        return _Bucket(parameters, number, state, owned, update, views, buffer)
 
     @property
     def notes(self) -> list[str]:
@@ -221,35 +245,6 @@ def _release(parameters: list[torch.nn.Parameter]) -> None:
         if parameter.grad is not None and parameter.is_cuda:
             parameter.grad.record_stream(torch.cuda.current_stream())
         parameter.grad = None
-
-
-def _started(
-    number: int,
-    flat: FlatBucket,
-    tensors: list[int],
-    aggregator: Aggregator[Any],
-    settings: OptimizerSettings,
-    group: Group,
-    wire: torch.dtype | None,
-    treatment: GradientTreatment,
-    capturable: bool,
-) -> _Bucket:
-    layout = BucketLayout.of([(flat.layout.names[number], flat.layout.shapes[number]) for number in tensors])
-    parameters = [flat.trainable[number] for number in tensors]
-    starts = [flat.layout.offsets[number] for number in tensors]
-    spans = [(start, start + parameter.numel()) for start, parameter in zip(starts, parameters, strict=True)]
-    values, found_inf = flat.parameters, treatment.found_inf
-    state = start_exchanges(aggregator, layout, group, values, wire)
-    owned = next(iter(aggregator.owned(state)), None)
-    update = SpansUpdate(
-        values, _within(spans, owned), settings, capturable=capturable, skippable=found_inf is not None
-    )
-    if found_inf is not None:
-        update.skip_where(found_inf)
-    joined = len(tensors) > 1 and not aggregator.releases_gradients
-    buffer = values.new_empty(layout.num_elements) if joined else None
-    views = [values[slice(*span)] for span in spans]
-    return _Bucket(parameters, number, state, owned, update, views, buffer)
 
 
 def _within(spans: list[Span], owned: Span | None) -> list[Span]:

@@ -61,7 +61,18 @@ class OwnedUpdate(OptimizerState):
 
 
 class SiteUpdate(OwnedUpdate, ABC):
-    site: UpdateSite
+    def __init__(
+        self,
+        flat: Tensor,
+        bucket: FlatBucket,
+        settings: OptimizerSettings,
+        aggregator: Aggregator[S],
+        state: S,
+        **how: bool,
+    ) -> None:
+        self._bucket, self._aggregator, self._aggregated = bucket, aggregator, state
+        self.site: UpdateSite = aggregator.site(state.layout)
+        super().__init__(flat, aggregator.owned(state), settings, **how)
 
     @abstractmethod
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
@@ -73,49 +84,27 @@ class SiteUpdate(OwnedUpdate, ABC):
 class DeviceUpdate(SiteUpdate):
     """Every rank steps the parameters that it owns, on its device, and sends them where not all own them."""
 
-    def __init__(
-        self,
-        bucket: FlatBucket,
-        settings: OptimizerSettings,
-        aggregator: Aggregator[S],
-        state: S,
-        site: UpdateSite,
-        **how: bool,
-    ) -> None:
-        self._aggregator, self._aggregated = aggregator, state
-        self.site = site
-        self._parameters = bucket.parameters
-        super().__init__(bucket.parameters, aggregator.owned(state), settings, **how)
-
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         with phase("update"):
             self.step(mean)
         if self.site != "replica":
-            self._aggregator.distribute(self._aggregated, self._parameters, phase)
+            self._aggregator.distribute(self._aggregated, self._bucket.parameters, phase)
 
 
 class HostUpdate(SiteUpdate):
     """One copy of the parameters in host memory, stepped there by its owners; all ranks copy it back."""
 
     def __init__(
-        self,
-        bucket: FlatBucket,
-        settings: OptimizerSettings,
-        aggregator: Aggregator[S],
-        state: S,
-        site: UpdateSite,
+        self, bucket: FlatBucket, settings: OptimizerSettings, aggregator: Aggregator[S], state: S
     ) -> None:
         self._group = group = state.group
-        self._bucket = bucket
-        self.site = site
-        self._num_threads = 1 if site == "host_serial" else None
         shared = group.shared_host_buffer(
             bucket.parameters.nbytes, register=bucket.parameters.device.type == "cuda"
         )
         self._parameters = shared.view(bucket.parameters.dtype)
         if group.rank == 0:
             self._parameters.copy_(bucket.parameters)
-        super().__init__(self._parameters, aggregator.owned(state), settings)
+        super().__init__(self._parameters, bucket, settings, aggregator, state)
         group.barrier()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -131,7 +120,7 @@ class HostUpdate(SiteUpdate):
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         """The owners step in host memory; all ranks wait for them, then copy the result to their devices."""
-        with phase("update"), threads(1) if self._num_threads else nullcontext():
+        with phase("update"), threads(1) if self.site == "host_serial" else nullcontext():
             self.step(mean)
         with phase("wait"):  # for the ranks that step
             self._group.barrier()
@@ -154,7 +143,6 @@ class SpansUpdate(OwnedUpdate):
 def update_at(
     bucket: FlatBucket, settings: OptimizerSettings, aggregator: Aggregator[S], state: S, **how: bool
 ) -> SiteUpdate:
-    site = aggregator.site(state.layout)
-    if site in HOST_SITES:
-        return HostUpdate(bucket, settings, aggregator, state, site)
-    return DeviceUpdate(bucket, settings, aggregator, state, site, **how)
+    if aggregator.site(state.layout) in HOST_SITES:
+        return HostUpdate(bucket, settings, aggregator, state)
+    return DeviceUpdate(bucket.parameters, bucket, settings, aggregator, state, **how)
