@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from scaling.attach.marks import RARE
 from scaling.attach.measured import Measured, Saved
 
 LEAST_SAME = 3  # first batches that are the same on all ranks: fewer may be by chance, as of constants
@@ -30,7 +31,7 @@ class Rare:
 def rare(measured: Measured) -> list[Rare]:
     ranks = measured.ranks
     found = []
-    for kind in ("evaluation", "save"):
+    for kind in RARE:
         took = [_spans(rank, kind) for rank in ranks]
         if not any(took):
             continue

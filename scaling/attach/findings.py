@@ -198,10 +198,8 @@ def _of_phases(measured: Measured) -> Iterator[Finding]:
 
 def other_steps(measured: Measured) -> tuple[float, float, str]:
     ratios = [ratio for ratio, _ in measured.left_out] or [0.0]
-    phases = measured.left_out[-1][1] if measured.left_out else {}
-    most = max(("evaluation", "save"), key=lambda kind: phases.get(kind, 0.0))
-    is_known = phases.get(most, 0.0) > 0.5 * ratios[-1]
-    return min(ratios), float(np.median(ratios)), most if is_known else "other work"
+    what = measured.left_out[-1][1] if measured.left_out else "other work"
+    return min(ratios), float(np.median(ratios)), what
 
 
 KINDS_OF_RARE = {"evaluation": "evaluation", "save": "saves"}

@@ -18,6 +18,8 @@ Signature = tuple[int, ...]
 
 Span = tuple[str, float, float]  # a phase, its start and its end
 
+RARE = ("evaluation", "save")  # phases of some steps only
+
 MOST_PHASES = ("input", "forward", "backward", "gradients", "update", "evaluation", "collective", "save")
 
 
@@ -148,11 +150,11 @@ def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) ->
     return counted.most_common(1)[0][0] if counted else usual
 
 
-def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, float]]:
-    """How much longer the mean step is than the steady one, and the phases of the others, as such ratios.
+def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, str]:
+    """How much longer the mean step is than the steady one, and what most of it is: a phase, or other work.
     Steps of another kind (evaluations, saves, starts of an epoch) make it so, also where one is the first of
-    a block. Of the rank with the least; the phases are of the rank with the most, for which others wait."""
-    found: list[tuple[float, dict[str, float]]] = []
+    a block. Of the rank with the least; the phase is of the rank with the most, for which others wait."""
+    found: list[list[float]] = []
     _, by_rank, at_others = _kinds(ranks)
     for every, steps in zip(by_rank, steady(ranks)[1], strict=True):
         usual_s = {
@@ -163,13 +165,10 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
         counted = [step for step in every if step.arm in usual_s]
         others = [every[at] for at in at_others if every[at].arm in usual_s]
         more = sum(step.step_s - usual_s[step.arm] for step in others) / len(counted) / first_s
-        phases = {
-            phase: sum(_in_phase_s(step, phase) for step in others) / (len(counted) * first_s)
-            for phase in MOST_PHASES
-        }
-        found.append((more, phases))
-    largest = {phase: max(phases[phase] for _, phases in found) for phase in MOST_PHASES}
-    return min(more for more, _ in found), largest
+        sums_s = [sum(_in_phase_s(step, phase) for step in others) for phase in RARE]
+        found.append([more, *(sum_s / (len(counted) * first_s) for sum_s in sums_s)])
+    least, largest = min(more for more, *_ in found), np.max(found, axis=0)[1:]
+    return least, RARE[largest.argmax()] if largest.max() > 0.5 * least else "other work"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from scipy.stats import trim_mean
 
-from scaling.analysis.decisions import Difference
 from scaling.attach import marks
 from scaling.attach.inside.arms import ARMS, PROCESS, row_of
 from scaling.attach.launch import Run
@@ -89,8 +88,8 @@ class Measured:
     reasons: dict[str, str] = field(default_factory=dict)
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     long_steps: dict[str, list[marks.LongSteps]] = field(default_factory=dict)  # of each run
-    # What the baseline's steps of another kind add, of a steady step, and in which phases.
-    left_out: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    # What the baseline's steps of another kind add, of a steady step, and what most of it is.
+    left_out: list[tuple[float, str]] = field(default_factory=list)
 
     def add(self, launch: int, run: Run) -> None:
         if run.reason is not None:
@@ -210,15 +209,11 @@ class Measured:
         launches = np.array([launch for launch, _ in both])
         means = {launch: float(logs[launches == launch].mean()) for launch in dict.fromkeys(launches)}
         gains = tuple(1 - math.exp(-mean) for mean in means.values())
-        apart = max(gains) - min(gains)
-        error = float(logs.std(ddof=1)) / len(logs) ** 0.5 if len(logs) > 2 else None
-        difference = Difference(float(logs.mean()), error, len(logs) - 1)
-        half, within = difference.half_width(), 0.0
-        if half is not None:
-            half = max(half, apart / 2)
+        apart, within = max(gains) - min(gains), 0.0
+        half = max(half_width(logs), apart / 2) if len(logs) > 2 else None
         if len(logs) > len(means):
             within = half_width(logs - [means[launch] for launch in launches], len(means))
-        is_compared, ratio = floor is not None and len(gains) > 1, 1 - math.exp(-difference.log_ratio)
+        is_compared, ratio = floor is not None and len(gains) > 1, 1 - math.exp(-float(logs.mean()))
         is_above = is_compared and min(gains) > (floor or 0.0)
         return Saved(
             ratio, is_above and (half is None or ratio > half), is_compared, half, len(logs), gains,

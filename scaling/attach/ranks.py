@@ -22,20 +22,15 @@ def varies(measured: Measured, arm: str) -> bool:
 def shares(measured: Measured) -> list[dict[str, float]]:
     """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown. A
     median tells nothing of steps of which some take twice as long as others."""
-    by_rank, base = measured.phases_of(measured.phase_source), measured.steps_s["baseline"]
-    if not by_rank or "no_exchange" not in measured.steps_s or measured.changed("no_exchange"):
+    by_rank, alone = measured.phases_of(measured.phase_source), measured.steps_s.get("no_exchange")
+    if not by_rank or not alone or measured.changed("no_exchange") or varies(measured, "no_exchange"):
         return []
-    if varies(measured, "no_exchange"):
-        return []
-    alone = measured.steps_s["no_exchange"]
     result = []
     for rank, phases in enumerate(by_rank):
-        step_s = float(np.median([ranks[rank] for ranks in base.values()]))
-        alone_s = float(np.median([ranks[rank] for ranks in alone.values()]))
-        seconds = dict(phases)
-        seconds["exchange"] = max(step_s - alone_s, 0.0)
-        seconds["rest"] = max(step_s - sum(seconds.values()), 0.0)
-        result.append(seconds)
+        both = [[ranks[rank] for ranks in of.values()] for of in (measured.steps_s["baseline"], alone)]
+        step_s, alone_s = (float(np.median(launches)) for launches in both)
+        seconds = {**phases, "exchange": max(step_s - alone_s, 0.0)}
+        result.append({**seconds, "rest": max(step_s - sum(seconds.values()), 0.0)})
     return result
 
 
@@ -68,9 +63,8 @@ def slow_rank(measured: Measured) -> SlowRank | None:
     if min(longer_s, default=0.0) <= least * base_s:
         return _slow_in_a_phase(measured, least * base_s)
     ratio = float(np.median(longer_s)) / base_s
-    return SlowRank(
-        group, ratio, _slow_phase(measured, group, ratio * base_s), *_batch_ratio(measured, group)
-    )
+    phase = _slow_phase(measured, group, ratio * base_s)
+    return SlowRank(group, ratio, phase, *_batch_ratio(measured, group))
 
 
 def _longer(launches: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], list[float]]:
@@ -137,8 +131,8 @@ def _batch_ratio(measured: Measured, group: Sequence[int]) -> tuple[float, float
     sizes = batch_elements(measured)
     if sizes is None:
         return 1.0, 0.0
-    in_group = [at in group for at in range(len(sizes))]
-    others = [not is_in for is_in in in_group]
+    in_group = np.isin(range(len(sizes)), group)
+    others = ~in_group
     ratio = float(sizes[in_group].mean() / max(sizes[others].mean(), 1e-9))
     relative = float(sizes.std() / max(sizes.mean(), 1e-9))
     return ratio, ratio * relative * (1 / sizes[in_group].size + 1 / sizes[others].size) ** 0.5

@@ -109,7 +109,9 @@ class AttachedFolder:
             self.first, self.first_steps = run.ranks[0], steady(run.ranks)
         first = run.ranks[0] if run.ranks else self.first  # of a run without steps those of the first run
         world_size = first.get("world_size", 1)
-        batch = (_samples_a_step(run.ranks) if run.ranks else 0) or self.batch
+        drawn = run.ranks[0]["batches"] if run.ranks else []
+        # The samples of rank 0's first batch, times the batches of a step; 0 where none was ever seen.
+        batch = (int(drawn[0][0]) * max(steady(run.ranks)[0][1], 1) if drawn else 0) or self.batch
         self.batch = self.batch or batch
         local_batch = batch or 1
         dataset, dataset_label = "script", "script" if batch else "script (batch not seen: counted as 1)"
@@ -148,10 +150,3 @@ def script_name(command: Sequence[str]) -> str:
             return Path(word).name
         before = word
     return command[-1]
-
-
-def _samples_a_step(ranks: Sequence[dict[str, Any]]) -> int:
-    """Of rank 0: its first batch's, times the batches of a step; 0 where no batch was seen."""
-    drawn = ranks[0]["batches"]
-    signature, _ = steady(ranks)
-    return int(drawn[0][0]) * max(signature[1], 1) if drawn else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +95,8 @@ def _late_rank(ranks: Sequence[Sequence[float]]) -> int | None:
     count = min(map(len, ranks), default=0)
     if len(ranks) < 2 or not count or len(set(map(len, ranks))) > 1:
         return None
-    last = Counter(int(np.argmin([rank[at] for rank in ranks])) for at in range(count))
-    rank, times = last.most_common(1)[0]
-    waited_s = sum(max(seconds[at] for seconds in ranks) - ranks[rank][at] for at in range(count))
-    total_s = sum(max(seconds[at] for seconds in ranks) for at in range(count))
-    return rank if times >= LATE_RATIO * count and waited_s > 0.2 * total_s else None
+    seconds = np.array(ranks)
+    times, longest = np.bincount(seconds.argmin(axis=0)), seconds.max(axis=0)
+    rank = int(times.argmax())
+    is_waited_for = (longest - seconds[rank]).sum() > 0.2 * longest.sum()
+    return rank if times[rank] >= LATE_RATIO * count and is_waited_for else None

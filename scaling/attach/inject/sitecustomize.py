@@ -9,7 +9,6 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-import types
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -21,17 +20,6 @@ def _run_existing() -> None:
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-def _load() -> types.ModuleType:
-    place = os.path.join(os.path.dirname(HERE), "inside", "__init__.py")
-    spec = importlib.util.spec_from_file_location(NAME, place)
-    assert spec is not None
-    assert spec.loader is not None
-    inside = importlib.util.module_from_spec(spec)
-    sys.modules[NAME] = inside
-    spec.loader.exec_module(inside)
-    return inside
 
 
 class _After:
@@ -63,21 +51,23 @@ class _After:
 
 
 def _begin() -> None:
-    inside = _load()
-    guard, order = inside.protect(), os.environ["SCALING_ATTACH"]
-    libraries = importlib.import_module(f"{NAME}.libraries")
+    place = os.path.join(os.path.dirname(HERE), "inside", "__init__.py")
+    spec = importlib.util.spec_from_file_location(NAME, place)
+    assert spec is not None
+    assert spec.loader is not None
+    inside = importlib.util.module_from_spec(spec)
+    sys.modules[NAME] = inside
+    spec.loader.exec_module(inside)
+    guard, libraries = inside.protect(), importlib.import_module(f"{NAME}.libraries")
+    order, redirect = os.environ["SCALING_ATTACH"], libraries.redirect
     calls: dict[str, Any] = {
         "torch": lambda _: inside.start(),
         "subprocess": lambda module: libraries.after_subprocess(module, HERE, order),
-        "sqlite3": lambda module: libraries.redirect(module, "connect", 0, "database", guard.changed),
+        "sqlite3": lambda module: redirect(module, "connect", 0, "database", guard.changed),
         "h5py": lambda module: libraries.after_h5py(module, guard),
         # All of its functions that save call this one; those of its modules take it by name.
-        "safetensors": lambda module: libraries.redirect(
-            module, "serialize_file", 1, "filename", guard.emptied
-        ),
-        "safetensors.torch": lambda module: libraries.redirect(
-            module, "load_file", 0, "filename", guard.latest
-        ),
+        "safetensors": lambda module: redirect(module, "serialize_file", 1, "filename", guard.emptied),
+        "safetensors.torch": lambda module: redirect(module, "load_file", 0, "filename", guard.latest),
         "mlflow": libraries.after_mlflow,
     }
     for name in [name for name in calls if name in sys.modules]:

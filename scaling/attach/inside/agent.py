@@ -126,7 +126,8 @@ class Agent:
 
     def take(self, model: Any, optimizer: Any) -> None:
         if model not in self.models:
-            if self.plan.is_switched or self.arm.is_early:
+            arm = self.arm
+            if self.plan.is_switched or not arm.exchanges or arm.bucket_mb or arm.at_start:
                 # Wrapped before this: what the arm changes would be no more than its name.
                 why = NO_SWITCH if self.plan.is_switched else ""
                 self.refuse(f"{why}the model was wrapped before `attached` could change it")
@@ -221,16 +222,13 @@ class Agent:
             return  # of several optimizers, another one makes the step
         if self.device == "cuda" and self.plan.ends_block(made, self.warmup):
             torch.cuda.synchronize()  # no arm begins while steps of another one wait
-        place, at = self.plan.next(made, self.warmup, self.marks_s(), self.place[0])
+        place, at = self.plan.next(made, self.warmup, min(self.marks.values(), key=len), self.place[0])
         if at == 0 and self.plan.rounds:
             write(self)
         if place == "stop":
             self.stop()
         elif place != self.arm.name:
             self.switch(ARMS[place])
-
-    def marks_s(self) -> list[float]:
-        return min(self.marks.values(), key=len)
 
     def switch(self, arm: Arm) -> None:
         before, self.arm = self.arm, arm

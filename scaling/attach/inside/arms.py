@@ -50,11 +50,6 @@ class Arm:
     is_cached: bool = False  # loaders give kept batches
     replaces_hook: bool = False  # the script's own hook is not used
 
-    @property
-    def is_early(self) -> bool:
-        """It has to be on before a model is wrapped."""
-        return not self.exchanges or self.bucket_mb is not None or self.at_start is not None
-
 
 def _later(module: str, name: str, *arguments: Any) -> Callable[..., None]:
     """A call of what needs torch, which this module does without."""

@@ -27,6 +27,8 @@ QUIET = ("/dev/", "/proc/", "/sys/", "/tmp/torchinductor", "/tmp/torchelastic") 
 CACHES = ("__pycache__", "/.cache/", "/.triton/", "/.nv/")
 """Parts of paths that stay where they are: what is made anew in every launch takes its time."""
 
+_ACCESSOR: Any = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10's has the functions of `os` itself
+
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 
 
@@ -82,8 +84,8 @@ class Guard:
                 if hasattr(holder, name):
                     _replace(holder, name, call)
         builtins.open = io.open = self._opened
-        if (accessor := _accessor()) is not None:
-            accessor.open = self._opened
+        if _ACCESSOR is not None:
+            _ACCESSOR.open = self._opened
 
     def _age(self, path: Any, dir_fd: int | None = None, *, is_followed: bool = False) -> str:
         try:
@@ -152,16 +154,14 @@ class Guard:
 
     def _opened(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         if not isinstance(mode, str) or isinstance(file, int):
-            pass
-        elif "x" in mode:
+            return self._write(file, mode, *arguments, **named)
+        if "x" in mode:
             file = self._anew(file)
-        elif any(letter in mode for letter in "wa+"):
-            file = self.instead(file, is_emptied="w" in mode)
         else:
-            file = self.latest(file)
+            is_read = not set(mode) & set("wa+")
+            file = self.latest(file) if is_read else self.instead(file, is_emptied="w" in mode)
         opened = self._write(file, mode, *arguments, **named)
-        is_written = isinstance(mode, str) and "b" in mode and any(letter in mode for letter in "wxa")
-        return self.watch(opened) if is_written and not isinstance(file, int) else opened
+        return self.watch(opened) if "b" in mode and set(mode) & set("wxa") else opened
 
     def _opened_low(
         self, call: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
@@ -262,11 +262,6 @@ def _entry(name: str) -> str:
     return os.path.join(os.path.realpath(folder), last)
 
 
-def _accessor() -> Any:
-    """Python 3.10's, which has the functions of `os` itself."""
-    return getattr(pathlib, "_NormalAccessor", None)
-
-
 def _replace(holder: Any, name: str, call: Any) -> None:
     """Puts a call in a function's place, in the sets of what a system's functions can do too."""
     original = getattr(holder, name)
@@ -275,6 +270,5 @@ def _replace(holder: Any, name: str, call: Any) -> None:
         if original in known:
             known.add(new)
     setattr(holder, name, new)
-    accessor = _accessor()
-    if holder is os and accessor is not None and hasattr(accessor, name) and name != "open":
-        setattr(accessor, name, new)
+    if holder is os and _ACCESSOR is not None and hasattr(_ACCESSOR, name) and name != "open":
+        setattr(_ACCESSOR, name, new)
