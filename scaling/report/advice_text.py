@@ -192,10 +192,10 @@ def lines_of(recommendation: Recommendation) -> Iterator[str]:
 
 
 def recommendation_as_dict(recommendation: Recommendation) -> dict[str, Any]:
+    as_they_are = ("objective", "state", "more_repeats", "is_noisy")
     return {
-        "objective": recommendation.objective,
+        **{name: getattr(recommendation, name) for name in as_they_are},
         "workload": title_of(recommendation.workload),
-        "state": recommendation.state,
         "choice": _choice(recommendation.choice),
         "runner_up": _choice(recommendation.runner_up),
         "rivals": [_choice(rival.candidate) for rival in recommendation.rivals],
@@ -204,8 +204,6 @@ def recommendation_as_dict(recommendation: Recommendation) -> dict[str, Any]:
         "remarks": [text_of(remark) for remark in recommendation.remarks],
         "workers": recommendation.workers and asdict(recommendation.workers),
         "aggregator": recommendation.aggregator and asdict(recommendation.aggregator),
-        "more_repeats": recommendation.more_repeats,
-        "is_noisy": recommendation.is_noisy,
         "doubts": [line_of(doubt) for doubt in recommendation.doubts],
         "limit": line_of(recommendation.limit) if recommendation.limit else None,
         "if_wrong": text_of(recommendation.cost) if recommendation.cost else "",
@@ -220,18 +218,10 @@ def recommendation_as_dict(recommendation: Recommendation) -> dict[str, Any]:
 def _choice(choice: Candidate | None) -> dict[str, Any] | None:
     if choice is None:
         return None
-    return {
-        "name": choice.name,
-        "cell_id": choice.row["cell_id"],
-        "aggregator": choice.row["aggregator"],
-        "world_size": choice.row["world_size"],
-        "value": choice.value,
-        "low": choice.low,
-        "high": choice.high,
-        "unit": unit_of(choice.values()),
-        "method": choice.method,
-        "launches": choice.num_launches,
-    }
+    of_cell = {name: choice.row[name] for name in ("cell_id", "aggregator", "world_size")}
+    measured = {name: getattr(choice, name) for name in ("value", "low", "high", "method")}
+    more = {"unit": unit_of(choice.values()), "launches": choice.num_launches}
+    return {"name": choice.name, **of_cell, **measured, **more}
 
 
 def plan_lines(plan: LearningPlan) -> str:

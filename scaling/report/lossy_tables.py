@@ -15,7 +15,7 @@ from scaling.analysis.columns import Row, aggregator_name, is_control_arm
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.samples import CellResult
-from scaling.analysis.seed_noise import BITS, Compared, SeedNoise
+from scaling.analysis.seed_noise import BITS, Compared, SeedNoise, is_lossy
 from scaling.report.formats import MISSING, megabytes, milliseconds, number, percent, points
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import title_of
@@ -138,10 +138,11 @@ def fidelity_tables(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]
     for group in groups:
         if group.kind not in COLUMNS:
             continue
-        lossy = [row for row in _rows(group) if row["world_size"] > 1 and _is_lossy(row, cells)]
+        rows = _rows(group)
+        lossy = [row for row in rows if row["world_size"] > 1 and is_lossy(cells[row["cell_id"]])]
         if not lossy:
             continue
-        exact = [row for row in _rows(group) if not _is_lossy(row, cells) and not is_control_arm(row)]
+        exact = [row for row in rows if not (is_lossy(cells[row["cell_id"]]) or is_control_arm(row))]
         pairs = [_Pair(group, row, _exact_one(row, exact)) for row in lossy]
         tables.append(
             table_of(
@@ -160,10 +161,6 @@ def fidelity_tables(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]
 def _rows(group: CellGroup) -> list[Row]:
     done = [row for row in group.rows if row["repeats"]]
     return over_seeds(done) if group.kind == "convergence" else done
-
-
-def _is_lossy(row: Row, cells: Mapping[str, CellResult]) -> bool:
-    return bool(cells[row["cell_id"]].cell.get("lossy"))
 
 
 def _exact_one(row: Row, exact: Iterable[Row]) -> Row | None:

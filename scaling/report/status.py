@@ -205,18 +205,11 @@ def progress_lines(progress: Progress) -> list[str]:
 
 
 def progress_as_dict(progress: Progress) -> dict[str, Any]:
-    last = progress.last_error
+    last, own = progress.last_error, ("counts", "num_runs", "num_over", "is_over", "without_record")
     return {
-        "counts": progress.counts,
-        "num_runs": progress.num_runs,
-        "num_over": progress.num_over,
-        "is_over": progress.is_over,
+        **{name: getattr(progress, name) for name in (*own, "runs_per_hour", "left_s", "idle_s")},
         "running": [{"cell": run_name(run), "seconds": seconds} for run, seconds in progress.running],
         "killed": [{"cell": run_name(run), "seconds": seconds} for run, seconds in progress.killed],
-        "without_record": progress.without_record,
-        "runs_per_hour": progress.runs_per_hour,
-        "left_s": progress.left_s,
-        "idle_s": progress.idle_s,
         "last_error": None if last is None else {"cell": run_name(last), "reason": str(last.reason)},
     }
 

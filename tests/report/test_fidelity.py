@@ -1,7 +1,5 @@
 """Lossy aggregators beside exact ones, from the cells of one folder."""
 
-import pytest
-
 from scaling.report.figures.training import target_bars
 from scaling.report.lossy_tables import fidelity_tables, sheet_tables
 from tests.report.conftest import cells_of, groups_of
@@ -11,20 +9,11 @@ def tables(study):
     return fidelity_tables(groups_of(study), cells_of(study))
 
 
-def add(study, aggregator, step_s, sent, *, lossy=False, size=2, **phases):
+def add(study, aggregator, step_s, sent, *, size=2, **phases):
     lines = [{"iteration": i, "warmup": False, "step_s": step_s, **phases} for i in range(8)]
     summary = {"wire_bytes_per_rank": [sent] * size}
-    return study.add(
-        [[lines] * size], summary=summary, aggregator=aggregator, world_size=size, is_lossy=lossy
-    )
-
-
-@pytest.fixture(autouse=True)
-def lossy_cells(monkeypatch):
-    """Cells made by hand say that they are exact: these are lossy by their name."""
-    import scaling.report.lossy_tables as fidelity
-
-    monkeypatch.setattr(fidelity, "_is_lossy", lambda row, _: row["aggregator"].startswith("one_bit"))
+    cell = {"aggregator": aggregator, "world_size": size, "lossy": aggregator.startswith("one_bit")}
+    return study.add([[lines] * size], summary=summary, **cell)
 
 
 def test_bytes_coding_and_time_stand_beside_those_of_the_exact_aggregator(study):
@@ -52,7 +41,8 @@ def test_without_all_reduce_the_fastest_exact_one_of_that_size_is_taken_and_neve
 def test_accuracy_is_set_beside_that_of_the_exact_training(study, epoch_line):
     for aggregator, accuracy in (("all_reduce", 0.980), ("one_bit", 0.975)):
         lines = [epoch_line(1, 1.0, 0.5, accuracy)]
-        study.add([[lines, lines]], kind="convergence", aggregator=aggregator, world_size=2)
+        lossy = aggregator == "one_bit"
+        study.add([[lines] * 2], kind="convergence", aggregator=aggregator, world_size=2, lossy=lossy)
     (table,) = tables(study)
     assert (table.rows[0][-3:], list(table.remarks)) == (["97.50%", "98.00%", "-0.50"], [])
 

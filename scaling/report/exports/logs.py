@@ -125,8 +125,7 @@ def event_files(cells: Sequence[CellResult]) -> Iterator[tuple[str, bytes]]:
 
 
 def _file(name: str, run: RunRecord, values: Sequence[tuple[str, int, float]]) -> tuple[str, bytes]:
-    started = run.launch.get("started_at")
-    time_s = datetime.fromisoformat(started).timestamp() if started else 0.0
+    time_s = _start_ms(run) / 1000
     events = [_event(time_s, 0, _text(3, b"brain.Event:2"))]
     events += [scalar_event(time_s, *value) for value in values]
     path = f"{name}/{run.repeat}/events.out.tfevents.{int(time_s)}.scaling"
