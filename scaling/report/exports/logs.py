@@ -66,12 +66,8 @@ def _timing(cell: CellResult, record: RunRecord, launch: IterationLaunch) -> Ite
 
 
 def _head(cell: CellResult, record: RunRecord, time_ms: float) -> Iterator[str]:
-    about = {
-        "cell": cell.cell_id,
-        "repeat": record.repeat,
-        "aggregator": cell.label("aggregator"),
-        "world_size": cell.cell["world_size"],
-    }
+    about = {"cell": cell.cell_id, "repeat": record.repeat}
+    about |= {"aggregator": cell.label("aggregator"), "world_size": cell.cell["world_size"]}
     facts = {
         "submission_benchmark": f"{cell.label('model')} on {cell.label('dataset')}",
         "global_batch_size": cell.cell["global_batch"],
@@ -84,15 +80,8 @@ def _head(cell: CellResult, record: RunRecord, time_ms: float) -> Iterator[str]:
 
 
 def _line(time_ms: float, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> str:
-    fields = {
-        "namespace": "",
-        "time_ms": round(time_ms),
-        "event_type": event_type,
-        "key": key,
-        "value": value,
-        "metadata": metadata,
-    }
-    return f":::MLLOG {json.dumps(fields)}"
+    fields = {"namespace": "", "time_ms": round(time_ms), "event_type": event_type, "key": key}
+    return f":::MLLOG {json.dumps({**fields, 'value': value, 'metadata': metadata})}"
 
 
 def _start_ms(record: RunRecord) -> float:

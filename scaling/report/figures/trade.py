@@ -80,14 +80,10 @@ def _of_time(data: FigureInput, objectives: Sequence[str]) -> Iterator[Drawn]:
                 yield Drawn(name, title_of(workload.given), OF_TIME, drawing, "summary.csv", group)
 
 
-@figure(section="choices")
-def memory(data: FigureInput) -> Iterator[Drawn]:
-    yield from _of_time(data, [MEMORY])
-
-
-@figure(section="choices")
-def others(data: FigureInput) -> Iterator[Drawn]:
-    yield from _of_time(data, [objective for objective in AGAINST_TIME if objective != MEMORY])
+memory = figure(section="choices")(lambda data: _of_time(data, [MEMORY]))
+others = figure(section="choices")(
+    lambda data: _of_time(data, [one for one in AGAINST_TIME if one != MEMORY])
+)
 
 
 @dataclass(frozen=True)
