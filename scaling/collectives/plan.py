@@ -16,8 +16,7 @@ from typing import Literal
 import numpy as np
 
 from scaling.collectives.fair_sharing import Activities, Uses, run
-from scaling.collectives.mpi_library import MpiLibrary
-from scaling.collectives.mpi_price import mpi_price
+from scaling.collectives.mpi_library import MpiLibrary, mpi_price
 from scaling.collectives.nccl import nccl_price
 from scaling.collectives.placement import BYTES_MOVED_PER_BYTE_ADDED, Place, Price, Resources
 from scaling.collectives.schedule import Schedule

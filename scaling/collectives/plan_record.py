@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scaling.collectives.mpi_price import process_places
+from scaling.collectives.mpi_library import process_places
 from scaling.collectives.placement import Placement
 from scaling.collectives.plan import Exchange
 from scaling.collectives.schedule import Schedule

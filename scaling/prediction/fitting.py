@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling.collectives.mpi_library import MpiLibrary
-from scaling.collectives.mpi_price import mpi_price
+from scaling.collectives.mpi_library import MpiLibrary, mpi_price
 from scaling.collectives.nccl import nccl_price
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate

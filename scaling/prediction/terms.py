@@ -6,7 +6,7 @@ multiplies each part by a factor of its kind. Terms follow one another.
 
 - exchanges between ranks: peer_memory, sends, sends_host, host_memory, by `scaling.prediction.transports`; of
   a captured step, whose kernels the GPU starts itself, the latency is peer_memory_captured;
-- a library's own: native, native_host (`scaling.collectives.nccl`), mpi (`scaling.collectives.mpi_price`);
+- a library's own: native, native_host (`scaling.collectives.nccl`), mpi (`scaling.collectives.mpi_library`);
 - exchanges with host memory: `host`, and the processor's sums in them;
 - encoding and decoding by a rank: `codec`, where it starts torch's kernels tensor by tensor, `CODEC_LAUNCH_S`
   each, else `codec_kernels`, a few of its own for all (`codec_kernels_captured`);

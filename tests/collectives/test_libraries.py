@@ -6,8 +6,14 @@ import pytest
 
 from scaling.collectives.halving_doubling import halving_doubling, recursive_doubling
 from scaling.collectives.host_staging import host_serial
-from scaling.collectives.mpi_library import MpiLibrary, mpi_all_reduce, segmented_ring
-from scaling.collectives.mpi_price import MESSAGE_S, by_processes, process_places
+from scaling.collectives.mpi_library import (
+    MESSAGE_S,
+    MpiLibrary,
+    by_processes,
+    mpi_all_reduce,
+    process_places,
+    segmented_ring,
+)
 from scaling.collectives.nccl import best_rings, nccl_price
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule

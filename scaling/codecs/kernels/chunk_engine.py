@@ -124,47 +124,35 @@ class TritonChunks(ChunkCoder):
     ) -> None:
         if noise is not None:
             noise.advance()
-        self._encode(
-            gradient,
-            residual,
-            self._no_words,
-            rows,
-            self.chunks.num_elements,
-            momentum=momentum,
-            words=self._no_words if noise is None else noise.words,
-            drawn=self._no_words if noise is None else noise.drawn,
-        )
+        drawn = (self._no_words, self._no_words) if noise is None else (noise.words, noise.drawn)
+        added = (gradient, residual, self._nothing, 0.0)
+        if momentum is not None:
+            added = (gradient, residual, momentum.values, momentum.factor)
+        self._encode(added, self._no_words, 0, drawn, rows, self.chunks.num_elements)
 
     def encode_sums(self, received: Tensor, residual: Tensor, rows: Tensor, first: int, rank: int) -> None:
         if not rows.shape[0]:
             return
         num_elements = self.own_elements(rows.shape[0], first)
         if self.back.head or type(self.back) is type(self.codec):
-            self._encode(self._nothing, residual, received, rows, num_elements, rank=rank)
+            added, drawn = (self._nothing, residual, self._nothing, 0.0), (self._no_words, self._no_words)
+            self._encode(added, received, rank, drawn, rows, num_elements)
         else:
             sums = rows.view(torch.float32).view(-1)[:num_elements]
             self._decode(received, 1, sums, None)
 
     def _encode(
         self,
-        gradient: Tensor,
-        residual: Tensor,
+        added: tuple[Tensor, Tensor, Tensor, float],
         received: Tensor,
+        rank: int,
+        drawn: tuple[Tensor, Tensor],
         rows: Tensor,
         num_elements: int,
-        *,
-        momentum: Momentum | None = None,
-        words: Tensor | None = None,
-        drawn: Tensor | None = None,
-        rank: int = 0,
     ) -> None:
+        """`added`: gradient, residual, momentum and its factor; `drawn`: the words of the random numbers."""
         num_chunks = rows.shape[0]
-        kernels, shape = self._kernels, self._whole
-        words, drawn = (self._no_words if tensor is None else tensor for tensor in (words, drawn))
-        added = (
-            *(gradient, residual),
-            *((self._nothing, 0.0) if momentum is None else (momentum.values, momentum.factor)),
-        )
+        kernels, shape, (_, residual, momentum, _) = self._kernels, self._whole, added
         sent = (*_received(received), rank)
         written = _written(rows)
         numbers = (num_elements, num_chunks, self._num_words, self._parameter)
@@ -172,14 +160,14 @@ class TritonChunks(ChunkCoder):
             **self._constants(num_elements),
             "NUM_RANKS": received.shape[0],
             "HAS_RESIDUAL": bool(residual.numel()),
-            "HAS_MOMENTUM": momentum is not None,
+            "HAS_MOMENTUM": bool(momentum.numel()),
             "LANES": shape.words * WORD_BYTES,
             "num_warps": shape.num_warps,
         }
         if not self._is_shared:
             blocks = math.ceil(num_chunks / shape.chunks)
             kernels.encode[(blocks,)](
-                *added, *sent, words, drawn, *written, *numbers, CHUNKS=shape.chunks, **constants
+                *added, *sent, *drawn, *written, *numbers, CHUNKS=shape.chunks, **constants
             )
             return
         grid = (self._num_parts, num_chunks)
@@ -188,7 +176,7 @@ class TritonChunks(ChunkCoder):
         if self.codec.head:
             kernels.measure[grid](*added, *sent, *buffers, *numbers, **constants)
         kernels.quantise[grid](
-            *added, *sent, words, drawn, *written, *buffers, *numbers,
+            *added, *sent, *drawn, *written, *buffers, *numbers,
             PARTS=_power_of_two(self._num_parts), **constants,
         )  # fmt: skip
 
