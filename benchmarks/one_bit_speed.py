@@ -214,15 +214,13 @@ class Exchanges:
 
     def __init__(self, group: TorchGroup, stripes: StripeLayout, device: torch.device) -> None:
         self.group, self.buffers = group, StripeBuffers(stripes, group.rank, device)
-        n, places = group.world_size, self.buffers.places
+        n, size = group.world_size, self.buffers.gathered_words
         self.peers = [rank for rank in range(n) if rank != group.rank]
         words = max(stripes.words)
         self.outgoing = torch.zeros(n * words, dtype=torch.int32, device=device)
         self.incoming = torch.zeros(n * words, dtype=torch.int32, device=device)
-        at = places.gathered[0]
-        self.gathered = self.buffers.wire[at : at + n * places.gathered_words]
-        gathered = places.gathered[group.rank]
-        self.own = self.buffers.wire[gathered : gathered + places.gathered_words]
+        self.gathered = self.buffers.wire[-n * size :]
+        self.own = self.gathered[group.rank * size :][:size]
 
     def sends_up(self) -> None:
         """Every stripe to its owner."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -28,76 +28,38 @@ ALIGNED_WORDS = 32
 """Messages begin at multiples of 128 bytes, as device memory is best read."""
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where the messages are stored in one buffer of 32-bit words.
-
-    Attributes:
-        outgoing: [owner] its stripes of the own gradient; at the own rank nothing, see `incoming`.
-        incoming: [rank] the own stripes of that rank's gradient, the own gradient's among them.
-        gathered: [owner] its stripes' sums, at equal distances.
-        row_words: between two of `incoming`.
-        gathered_words: between two of `gathered`.
-    """
-
-    outgoing: tuple[int, ...]
-    incoming: tuple[int, ...]
-    gathered: tuple[int, ...]
-    row_words: int
-    gathered_words: int
-    num_words: int
-
-    @classmethod
-    def of(cls, stripes: StripeLayout, rank: int) -> Places:
-        at, outgoing = 0, []
-        for owner, words in enumerate(stripes.words):
-            outgoing.append(at)
-            at += _aligned(words) if owner != rank else 0
-        row, gathered = _aligned(stripes.words[rank]), _aligned(max(stripes.words))
-        n = stripes.world_size
-        return cls(
-            tuple(outgoing),
-            tuple(at + row * number for number in range(n)),
-            tuple(at + row * n + gathered * number for number in range(n)),
-            row,
-            gathered,
-            at + (row + gathered) * n,
-        )
-
-
 class StripeBuffers:
     """Residuals and messages of one rank.
 
     Attributes:
-        stripes, rank, places: the same, and where the messages are stored in `wire`.
         residual: [num_elements] float32, of the own gradient.
         stripe_residual: float32, of the sums of the own stripes, matrix by matrix [rows, width].
-        wire: [places.num_words] int32.
+        wire: int32, in which the messages are stored.
+        outgoing: [owner] its stripes of the own gradient; at the own rank nothing, see `incoming`.
+        incoming: [rank] the own stripes of that rank's gradient, the own gradient's among them.
+        gathered: [owner] its stripes' sums.
+        row_words, gathered_words: between two of `incoming`, and of `gathered`.
         marks: [tensors] bool, True where decoded limits were not finite, in the first step in which any were.
     """
 
     def __init__(
         self, stripes: StripeLayout, rank: int, device: torch.device, marks: Tensor | None = None
     ) -> None:
-        self.stripes, self.rank, self.places = stripes, rank, Places.of(stripes, rank)
-        num_elements, num_matrices = (
-            sum(each.num_elements for each in stripes.own(rank)),
-            len(stripes.matrices),
-        )
+        self.stripes, self.rank = stripes, rank
+        num_elements = sum(matrix.num_elements for matrix in stripes.own(rank))
+        num_matrices, n, words = len(stripes.matrices), stripes.world_size, stripes.words
         self.residual = torch.zeros(stripes.layout.num_elements, device=device)
         self.stripe_residual = torch.zeros(num_elements, device=device)
-        self.wire = torch.zeros(self.places.num_words, dtype=torch.int32, device=device)
+        self.row_words, self.gathered_words = _aligned(words[rank]), _aligned(max(words))
+        sent = [0 if owner == rank else size for owner, size in enumerate(words)]
+        rooms = [*map(_aligned, sent), *[self.row_words] * n, *[self.gathered_words] * n]
+        self.wire = torch.zeros(sum(rooms), dtype=torch.int32, device=device)
+        starts, sizes = accumulate(rooms, initial=0), (*sent, *[words[rank]] * n, *words)
+        messages = [self.wire[at : at + size] for at, size in zip(starts, sizes, strict=False)]
+        self.outgoing, self.incoming, self.gathered = messages[:n], messages[n : 2 * n], messages[2 * n :]
         if marks is None:
             marks = torch.zeros(num_matrices, dtype=torch.bool, device=device)
         self.marks = marks[:num_matrices]
-        words, own_words = stripes.words, stripes.words[rank]
-        sent = [0 if owner == rank else size for owner, size in enumerate(words)]
-        self.outgoing = self._messages(self.places.outgoing, sent)
-        self.incoming = self._messages(self.places.incoming, [own_words] * stripes.world_size)
-        self.gathered = self._messages(self.places.gathered, words)
-
-    def _messages(self, places: tuple[int, ...], sizes: tuple[int, ...] | list[int]) -> list[Tensor]:
-        return [self.wire[at : at + size] for at, size in zip(places, sizes, strict=True)]
 
     def own_stripes(self, flat: Tensor) -> list[Tensor]:
         """`flat`, in the layout of `stripe_residual`, as matrices [rows, width]."""

@@ -66,13 +66,13 @@ class TritonStripes(StripeCodec):
         from scaling.codecs.kernels import one_bit_triton
 
         self._kernels: Any = one_bit_triton
-        stripes, rank, places = buffers.stripes, buffers.rank, buffers.places
+        stripes, rank, gathered = buffers.stripes, buffers.rank, buffers.gathered
         n, device = stripes.world_size, buffers.wire.device
         self._decoding = decoding
         whole, stripe = stripes.matrices, stripes.own(rank)
         nowhere = [0] * len(whole)
-        to_owners = [places.outgoing[owner] if owner != rank else places.incoming[rank] for owner in range(n)]
-        self._gathered = self._segments(places.gathered, range(n))
+        to_owners = [*buffers.outgoing[:rank], buffers.incoming[rank], *buffers.outgoing[rank + 1 :]]
+        self._gathered = self._segments(gathered, range(n))
         self._gradient = _Source(
             self._tables(whole, nowhere, n, gradient),
             gradient,
@@ -87,10 +87,10 @@ class TritonStripes(StripeCodec):
             self._tables(stripe, own_segments, 1, sums),
             sums,
             buffers.stripe_residual,
-            buffers.wire[places.incoming[0] :],
-            places.row_words,
+            buffers.wire[buffers.incoming[0].storage_offset() :],
+            buffers.row_words,
             n,
-            self._segments([places.gathered[rank]], [rank]),
+            self._segments([gathered[rank]], [rank]),
             1,
         )
         self._decode_tables = (
@@ -117,10 +117,10 @@ class TritonStripes(StripeCodec):
             device=self.buffers.wire.device,
         )
 
-    def _segments(self, places: Sequence[int], owners: Sequence[int]) -> Tensor:
-        """[matrices, owners] where each stripe begins in the buffer; the owners' messages are at `places`."""
+    def _segments(self, messages: Sequence[Tensor], owners: Sequence[int]) -> Tensor:
+        """[matrices, owners] where each stripe begins in the buffer; of each owner its message."""
         rows = [
-            [place + segments[owner] for place, owner in zip(places, owners, strict=True)]
+            [part.storage_offset() + segments[owner] for part, owner in zip(messages, owners, strict=True)]
             for segments in self.buffers.stripes.segments
         ]
         return torch.tensor(rows, dtype=torch.int64).view(-1, len(owners)).to(self.buffers.wire.device)
