@@ -81,8 +81,7 @@ def build(
 
 
 def check(topology: Topology, source: str) -> None:
-    """Raises TopologyError where a message could not get from any rank to any other or to the host: there is
-    no host memory, no network, no NIC, or no route."""
+    """TopologyError where a message could not get from any rank to any other, or to the host."""
     machine = topology.machine
     if not machine.of_kind("host_memory"):
         raise TopologyError(f"{source}: devices: no device of kind 'host_memory'; add one, linked to the CPU")

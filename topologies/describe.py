@@ -77,8 +77,7 @@ def as_dict(topology: Topology) -> dict[str, Any]:
 
 
 def peer_matrix(topology: Topology) -> list[str]:
-    """One line a GPU: `yes` where it may access the other's memory, `?` where that is not known; nothing for
-    fewer than two GPUs."""
+    """A GPU a line: `yes` where it may access the other's memory, `?` where unknown; [] of one GPU."""
     gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")]
     if len(gpus) < 2:
         return []

@@ -145,8 +145,7 @@ def machine_file(facts: Facts) -> dict[str, Any]:
 def peer_access(
     gpus: list[str], pairs: Iterable[tuple[str, str]], others: str = "none"
 ) -> str | list[list[str] | str]:
-    """What a machine file says of GPUs of which these pairs access each other, and `others`, "none" or
-    "unknown": `all`, groups, or `others` alone."""
+    """Of GPUs of which these pairs have access, as a machine file says it; `others`: "none" or "unknown"."""
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(gpus)
     graph.add_edges_from(pairs)

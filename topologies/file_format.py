@@ -203,8 +203,7 @@ MOST_PROBLEMS = 10  # that a message names
 
 
 def parse(text: str, source: str) -> MachineFile | DerivedFile:
-    """Reads and validates the form of a machine file; TopologyError names `source` and every key that is
-    wrong."""
+    """A machine file of the right form; TopologyError names `source` and every key that is wrong."""
     try:
         raw = from_yaml(text)
     except DocumentError as error:

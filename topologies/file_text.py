@@ -40,11 +40,9 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _number(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:float", engineering(value))
-
-
-_Dumper.add_representer(float, _number)
+_Dumper.add_representer(
+    float, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:float", engineering(value))
+)
 
 
 def as_yaml(file: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
@@ -67,8 +65,7 @@ def _dump(value: Any, *, flow: bool | None) -> str:
 
 
 def validated(text: str, source: str) -> Topology:
-    """The topology that a text describes, which has to be that of one machine; TopologyError where it is
-    none."""
+    """The topology of a text that describes one machine; TopologyError where it is none."""
     file = parse(text, source)
     assert isinstance(file, MachineFile), "the text of one machine names no other"
     return build(file, source)

@@ -103,8 +103,7 @@ OLD_NAMES = {"gfx910": "gfx90a", "gfx940": "gfx942"}  # what dumps of early RCCL
 
 
 def model_named(name: str) -> GpuModel:
-    """The product of that name, whatever the case and the vendor before it; TopologyError where the table has
-    none."""
+    """The product, whatever the case and the vendor before its name; TopologyError where it is not known."""
     wanted = name.lower().removeprefix("nvidia ").removeprefix("amd instinct ").replace(" ", "-")
     for model in MODELS:
         if model.name.lower() == wanted:

@@ -89,8 +89,7 @@ def lay_out(machine: Machine) -> Layout:
 
 
 def hang(machine: Machine) -> nx.DiGraph[str]:
-    """The tree of the CPUs, and of PCIe switches, GPUs, NICs and host memories below them; a device that no
-    CPU leads to hangs on the top."""
+    """The tree of the CPUs and all below them; a device that no CPU leads to hangs on the top."""
     kinds = {device.id: device.kind for device in machine.devices if device.kind != "nvswitch"}
     order = [TOP, *kinds]
     graph: nx.Graph[str] = nx.Graph()

@@ -131,8 +131,7 @@ class Machine:
         return [(link, link.first == a) for link, a in hops]
 
     def nearest(self, source: str, kind: DeviceKind) -> str:
-        """The (first) device of that kind with the fastest route from `source`; TopologyError where there is
-        none."""
+        """The (first) device of that kind with the fastest route; TopologyError where there is none."""
         devices = self.of_kind(kind)
         if not devices:
             raise TopologyError(f"{self.name}: no device of kind {kind!r}; add one to 'devices'")

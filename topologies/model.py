@@ -65,8 +65,7 @@ class Topology:
         return len(self.machine.of_kind("gpu")) * self.num_nodes
 
     def ranks(self, world_size: int) -> list[tuple[int, str]]:
-        """Where ranks 0 to world_size - 1 are: GPU by GPU, node by node, or on a CPU's cores; TopologyError
-        if too many."""
+        """Of ranks 0, 1, ...: GPU by GPU, node by node, or a CPU's cores; TopologyError if too many."""
         places = self._places
         if world_size > len(places) * self.num_nodes:
             raise TopologyError(

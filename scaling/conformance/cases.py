@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -143,8 +143,7 @@ MAX_WORLD_SIZE = 1024  # at this size a ring is checked in a second; transfers g
 
 
 def parse_world_sizes(text: str) -> list[int]:
-    """Numbers and ranges, `1-8,16`, as an ascending list. Raises StudyError: it is something else, or has a
-    number below 1."""
+    """Numbers and ranges, `1-8,16`, as an ascending list; StudyError where it is something else."""
     sizes: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
@@ -166,18 +165,15 @@ def spelled(sizes: Sequence[int]) -> str:
     return f"{', '.join(texts)} rank{'s' if list(sizes) != [1] else ''}"
 
 
-T = TypeVar("T")
 CPU = torch.device("cpu")
 NOT_UPDATED = 77.0  # what parameters hold that a rank does not own, before they are distributed
 OVERWRITTEN = 55.0  # what a caller may leave in its own elements of a mean
 
 
-class RunRanks(Protocol):
-    """Runs `work` once a rank, each with its group, and returns the results in rank order. `run_in_process`
-    does it with threads. Where ranks are processes, each calls it with its own group, and gathers the others'
-    results."""
-
-    def __call__(self, world_size: int, work: Callable[[Group], T]) -> list[T]: ...
+RunRanks = Callable[[int, Callable[[Group], Any]], list[Any]]
+"""Runs its second argument once a rank, each with its group, and returns the results in rank order, as
+`run_in_process` does with threads. Ranks that are processes call it each with its own group, and gather the
+others' results."""
 
 
 @dataclass(frozen=True)

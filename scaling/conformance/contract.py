@@ -87,8 +87,7 @@ class Residuals:
 def check_resumed(
     aggregator: Aggregator[Any], through: Sequence[Sequence[Outcome]], resumed: Sequence[Sequence[Outcome]]
 ) -> None:
-    """Checks that [step][rank] outcomes of a state that was saved and loaded are those of one that was not.
-    An AssertionError names the first step and rank that differ."""
+    """An AssertionError names the first step and rank at which [step][rank] outcomes differ."""
     # Bit for bit, or to rounding where the aggregator cannot give more.
     to_rounding = partial(torch.allclose, rtol=1e-5, atol=1e-6)
     are_equal = to_rounding if aggregator.order_varies else torch.equal

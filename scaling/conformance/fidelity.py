@@ -163,8 +163,7 @@ def has_sheet(aggregator: Aggregator[Any]) -> bool:
 
 
 def sheet_of(name: str) -> Sheet | None:
-    """That of an aggregator, by its name or as module:attribute; None for those that have none. Raises
-    StudyError: there is no such aggregator."""
+    """By name or module:attribute; None for those that have none; StudyError: no such aggregator."""
     aggregator = create(name)
     if not has_sheet(aggregator):
         return None
@@ -235,8 +234,7 @@ def _expected(gradients: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
 
 
 def _timed(aggregator: Aggregator[Any], device: torch.device) -> tuple[list[int], tuple[float, float], float]:
-    """Each rank's metered bytes of a step over `LARGE`; rank 0's seconds of encoding, of decoding, and of the
-    host in both."""
+    """Metered bytes by rank, of a step over `LARGE`; rank 0's seconds to encode and decode; the host's."""
 
     def work(group: Group) -> tuple[int, list[_PhaseSeconds]]:
         generator = torch.Generator().manual_seed(group.rank)

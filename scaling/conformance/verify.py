@@ -124,8 +124,7 @@ def subjects_of(name: str) -> list[Subject]:
 
 
 def all_subjects(world_sizes: Sequence[int]) -> list[Subject]:
-    """Every collective of the catalogue, then every registered aggregator. Raises StudyError: no aggregator
-    can be checked at these world sizes."""
+    """Collectives, then aggregators; StudyError: no aggregator can be checked at these world sizes."""
     if not set(world_sizes) & set(conformance.WORLD_SIZES):
         allowed = spelled(conformance.WORLD_SIZES)
         raise StudyError(f"--all: aggregators are checked at {allowed}; name one in --world-sizes")
@@ -175,8 +174,7 @@ def examine_all(
     num_examples: int = conformance.NUM_EXAMPLES_OF_COMMANDS,
     seed: int = 0,
 ) -> Iterator[SubjectResult]:
-    """Checks several subjects as `examine` does, on all cores; results in the order of the subjects. Raises
-    StudyError: as `examine`."""
+    """As `examine`, on all cores; results in the order of the subjects."""
 
     def examined(index: int) -> SubjectResult:
         return examine(subjects[index], world_sizes, num_examples=num_examples, seed=seed)

@@ -54,8 +54,7 @@ INT64, UINT32, UINT64, BOOL = 9, 11, 13, 27  # fields of AttributeProto
 
 
 def traces(schedule: Schedule, num_elements: int, compute_s: float = 0.0, itemsize: int = 4) -> list[bytes]:
-    """Of each rank: the computation, then the schedule on a buffer of that size; ScheduleError where it uses
-    host memory."""
+    """Of each rank: the computation, then the schedule; ScheduleError where it uses host memory."""
     if schedule.num_hosts:
         raise ScheduleError(f"{schedule.name}: Chakra has no host memory; export a schedule between ranks")
     bounds = schedule.bounds(num_elements)

@@ -151,8 +151,7 @@ Move = tuple[Origin, Place, bool]  # from, to, whether it is added
 
 
 def prove(algorithm: Algorithm) -> tuple[Schedule | None, str]:
-    """Proves each of its forms; the schedule, or None and why there is none. ScheduleError names a step that
-    is wrong."""
+    """Each of its forms; the schedule, or None and why; ScheduleError names a step that is wrong."""
     runs = [_Run(algorithm, in_place=form) for form in algorithm.in_place]
     for run in runs:
         run.prove()

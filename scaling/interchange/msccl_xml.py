@@ -57,8 +57,7 @@ def beyond_limits(text: str) -> list[str]:
 
 
 def to_xml(schedule: Schedule, protocol: str = "Simple") -> str:
-    """The schedule as one `algo` for an in-place all-reduce; ScheduleError where it uses host memory, or its
-    chunks are tensors of unequal size."""
+    """For an in-place all-reduce; ScheduleError where it uses host memory or chunks of unequal size."""
     if schedule.num_hosts or schedule.chunk_elements is not None:
         raise ScheduleError(
             f"{schedule.name}: MSCCL has equal chunks on GPUs alone; host memory and tensors are not exported"

@@ -41,8 +41,7 @@ def is_usable(records: Sequence[RunRecord], baseline: RunRecord) -> bool:
 
 
 def baseline_of(records: Sequence[RunRecord], source: str) -> RunRecord:
-    """A run of the script in which nothing was changed; PredictionError where there is none, or its step
-    exchanges something else than all gradients once."""
+    """A run of the script as it is; PredictionError if none, or if its step exchanges other than all once."""
     baselines = [record for record in records if record.cell["arm"] == "baseline" and record.state == "done"]
     if not baselines:
         raise PredictionError(f"{source}: the script's baseline was not measured")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import Any
 
@@ -29,27 +28,17 @@ from topologies.model import Topology
 EXACT_ORDERS = 720
 MAX_PRICED = 300
 
-
-@dataclass(frozen=True)
-class Order:
-    places: tuple[Place, ...]
-    seconds: float
-
-    @property
-    def text(self) -> str:
-        """`gpu0 gpu2 gpu1`, with the node where there are several."""
-        several = len({node for node, _ in self.places}) > 1
-        return " ".join(f"{node}/{device}" if several else device for node, device in self.places)
+_Priced = tuple[tuple[Place, ...], float]  # where each rank is, and what the exchange takes
 
 
 def search(strategy: Strategy, topology: Topology) -> dict[str, Any] | None:
-    """The best and the worst order; None where nothing of ours is exchanged between ranks; TopologyError
-    where the machine is too small."""
+    """The best and the worst order; None where no exchange is ours; TopologyError: too few places."""
     world_size = int(strategy.cell["world_size"])
     stages = [stage for stage in strategy.stages if isinstance(stage, Exchange)]
     if world_size < 2 or not stages or any(stage.native or stage.library for stage in stages):
         return None
-    everywhere = _places(topology)
+    cores = sum(device.cores or 1 for device in topology.machine.of_kind("cpu")) * topology.num_nodes
+    everywhere = topology.ranks(topology.num_gpus or cores)
     if world_size > len(everywhere):
         raise TopologyError(f"{topology.name}: {world_size} ranks, but {len(everywhere)} places")
     peer = strategy.cell.get("peer_access") is not False
@@ -68,37 +57,40 @@ def search(strategy: Strategy, topology: Topology) -> dict[str, Any] | None:
             price(order)
     else:
         _climb(everywhere, world_size, price, priced)
-    best = Order(*min(priced.items(), key=lambda item: item[1]))
-    worst = Order(*max(priced.items(), key=lambda item: item[1]))
+    best, worst = (pick(priced.items(), key=lambda item: item[1]) for pick in (min, max))
     found = f"exact: all {len(priced)}" if exact else f"heuristic: swaps of two places, {len(priced)}"
     method = f"{found} orders{'' if exact else ' priced'}"
     return _result(strategy, topology, best, worst, method)
 
 
-def _result(strategy: Strategy, topology: Topology, best: Order, worst: Order, method: str) -> dict[str, Any]:
-    gain = worst.seconds / best.seconds if best.seconds else 1.0
+def _result(
+    strategy: Strategy, topology: Topology, best: _Priced, worst: _Priced, method: str
+) -> dict[str, Any]:
+    (best_order, best_s), (worst_order, worst_s) = best, worst
+    gain = worst_s / best_s if best_s else 1.0
     cell = strategy.cell
     name = f"{cell.get('model_label')}, {cell.get('aggregator_label')}, {cell['world_size']} ranks"
     same = "all orders that were priced take equally long"
-    differs = f"best {best.text}: {best.seconds * 1e3:.4g} ms; worst {worst.text}: {gain:.3g} times as long"
+    best_ms = f"{best_s * 1e3:.4g} ms"
+    differs = f"best {_text(best_order)}: {best_ms}; worst {_text(worst_order)}: {gain:.3g} times as long"
     return {
         "simulated": True,
         **cell_fields(cell),
         "topology": topology.name,
         "search": method,
-        "best_order": [list(place) for place in best.places],
-        "best_s": best.seconds,
-        "worst_order": [list(place) for place in worst.places],
-        "worst_s": worst.seconds,
+        "best_order": [list(place) for place in best_order],
+        "best_s": best_s,
+        "worst_order": [list(place) for place in worst_order],
+        "worst_s": worst_s,
         "gain_ratio": gain,
         "text": f"{name}: {same if gain < 1 + 1e-9 else differs} (simulated; {method})",
     }
 
 
-def _places(topology: Topology) -> list[Place]:
-    gpus = topology.num_gpus
-    cores = sum(device.cores or 1 for device in topology.machine.of_kind("cpu")) * topology.num_nodes
-    return list(topology.ranks(gpus or cores))
+def _text(places: Sequence[Place]) -> str:
+    """`gpu0 gpu2 gpu1`, with the node where there are several."""
+    several = len({node for node, _ in places}) > 1
+    return " ".join(f"{node}/{device}" if several else device for node, device in places)
 
 
 def _climb(

@@ -38,8 +38,7 @@ QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
 
 
 class MeasuredFolder:
-    """What a folder of a study, perhaps under way, has measured; asked again, it reads only cells with
-    changed runs."""
+    """A study's folder, perhaps under way; asked again, it reads only cells with changed runs."""
 
     def __init__(self, folder: ResultsFolder) -> None:
         self._folder = folder

@@ -236,8 +236,7 @@ def observations_of_cells(
 def _added(
     cell: MeasuredCell, strategy: Strategy, compute: ComputeModel | None
 ) -> tuple[float, float] | None:
-    """The step less its computation, and the latter's deviation; None where that exceeds the model's: spans
-    tell more."""
+    """The step less its computation, and the latter's deviation; None where that exceeds the model's."""
     if compute is None or cell.cell.get("device") != "cuda" or cell.world_size < 2:
         return None
     try:
@@ -263,8 +262,7 @@ def observations_of_transfers(
 
 
 def term_of_transfer(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
-    """What a transfer is by the machine file; None where it calibrates nothing; TopologyError of too many
-    ranks."""
+    """By the machine file; None where it calibrates nothing; TopologyError of too many ranks."""
     peer, size, num_bytes = not transfer.host_only, transfer.num_ranks, transfer.num_bytes
     topology = machinery.topology
     bare, shared_s = topology.without_latency, 0.0

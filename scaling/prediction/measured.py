@@ -71,16 +71,13 @@ def measured_cells(
             continue  # an H-th of an exchange tells less of it than the exchanges of other cells
         names = (*EXCHANGE_PHASES, *COMPUTE_PHASES)
         phases = {name: value for name in names if (value := _number(row.get(name))) is not None}
-        known = cell, seconds, _relative_sd(row, seconds), phases, source, tensor_shapes
+        low, high = _number(row.get("iteration_s_low")), _number(row.get("iteration_s_high"))
+        of_interval = (high - low) / (2 * 1.96) / seconds if low is not None and high is not None else 0.0
+        of_floor = (_number(row.get("noise_floor")) or 0.0) / math.sqrt(2)
+        relative_sd = max(LEAST_RELATIVE_SD, of_interval, of_floor)
+        known = cell, seconds, relative_sd, phases, source, tensor_shapes
         cells.append(MeasuredCell(*known, _number(row.get("step_sd"))))
     return cells
-
-
-def _relative_sd(row: Mapping[str, Any], seconds: float) -> float:
-    low, high = _number(row.get("iteration_s_low")), _number(row.get("iteration_s_high"))
-    of_interval = (high - low) / (2 * 1.96) / seconds if low is not None and high is not None else 0.0
-    floor = _number(row.get("noise_floor")) or 0.0
-    return max(LEAST_RELATIVE_SD, of_interval, floor / math.sqrt(2))
 
 
 def _number(value: Any) -> float | None:

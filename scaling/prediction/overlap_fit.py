@@ -36,8 +36,7 @@ def ddp_buckets(layout: BucketLayout, sizes_mb: Sequence[float], itemsize: int =
 def exposed(
     exchanges: Sequence[PredictedValue], bucket_elements: Sequence[int], backward_s: float
 ) -> PredictedValue:
-    """What the backward pass does not hide; as uncertain as the exchanges since one last had to wait for its
-    bucket."""
+    """What the backward pass does not hide; as uncertain as the exchanges since one last waited."""
     num_elements, ready = sum(bucket_elements), 0
     end_s, since_wait = 0.0, NOTHING
     for exchange, elements in zip(exchanges, bucket_elements, strict=True):

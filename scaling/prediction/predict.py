@@ -5,6 +5,7 @@ Nothing here is measured: every result says so (`simulated`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,8 +56,7 @@ BY_LIBRARY = ("native", "native_host", "gpu_work")  # kinds of terms of a librar
 
 @dataclass(frozen=True)
 class PredictedTerm:
-    """A calibrated term, in seconds, and what of that does not depend on the bytes; `choice` is a library's
-    algorithm."""
+    """A calibrated term; seconds, of these what does not depend on the bytes; a library's algorithm."""
 
     name: str
     kind: str
@@ -129,8 +129,7 @@ class Predictor:
             )
 
     def predict(self, strategy: Strategy) -> Prediction:
-        """One cell; TopologyError where the machine is too small or lacks what it needs, ScheduleError where
-        it does not run."""
+        """TopologyError where the machine lacks what the cell needs, ScheduleError where it does not run."""
         cell, world_size = strategy.cell, int(strategy.cell["world_size"])
         topology = self.machinery.topology
         require_it_runs(strategy, topology)
@@ -211,7 +210,9 @@ class Predictor:
             further_sd = beyond(least_sd, added.sd / step.value)
             if further_sd:
                 step = step.also("a strategy that was not measured", further_sd)
-                notes.append(self.unseen.of_strategy_note(cell["aggregator_label"], cell["step"], least_sd))
+                host = ", and neither was this host" * self.unseen.other_host
+                what = f"{cell['aggregator_label']}'s {cell['step']} step was not measured on several ranks"
+                notes.append(f"{what}{host}: at least {least_sd:.0%} in the interval")
         iteration, why = self.unseen.widened(
             step,
             int(cell["world_size"]),
@@ -229,8 +230,7 @@ class Predictor:
     def _exposed(
         self, strategy: Strategy, buckets: Sequence[Sequence[Term]], computed: Computed, notes: list[str]
     ) -> tuple[PredictedValue, float]:
-        """Messages that are not hidden, how the others slow the backward pass, and GPUs' own work; and the
-        seconds hidden."""
+        """What is not hidden, with what hidden messages slow and GPUs' own work; and the seconds hidden."""
         world_size = int(strategy.cell["world_size"])
         moved, by_gpu = (
             [
@@ -309,17 +309,13 @@ class Predictor:
         )
 
     def _merged(self, terms: Iterable[Term], each: float) -> Iterable[PredictedTerm]:
-        merged: dict[tuple[str, str, str], PredictedTerm] = {}
+        merged: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for term in terms:
-            key = (term.name, term.kind, term.choice)
-            before = merged.get(key) or PredictedTerm(term.name, term.kind, 0.0, term.choice)
-            seconds, latency_s = (
-                each * self.calibration.seconds(part).value for part in (term, replace(term, flow_s=0.0))
-            )
-            merged[key] = replace(
-                before, seconds=before.seconds + seconds, latency_s=before.latency_s + latency_s
-            )
-        return merged.values()
+            sums = merged[term.name, term.kind, term.choice]
+            for at, part in enumerate((term, replace(term, flow_s=0.0))):
+                sums[at] += each * self.calibration.seconds(part).value
+        for (name, kind, choice), (seconds, latency_s) in merged.items():
+            yield PredictedTerm(name, kind, seconds, choice, latency_s)
 
 
 def without_saved_update(computed: Computed, strategy: Strategy) -> PredictedValue:

@@ -116,8 +116,7 @@ NOTHING_MEASURED = (
 
 
 def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows for people, under a line for each model and step, with what was assumed below. Names are never
-    cut, so that a long one makes its table wider than `LINE_WIDTH`."""
+    """For people: under a line for each model and step, with notes below. Names are never cut."""
     groups, notes = dict[str, list[list[str]]](), dict[str, str]()
     alone, largest = True, dict[tuple[str, str], Mapping[str, Any]]()
     for row in rows:

@@ -73,15 +73,13 @@ def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> s
 
 
 def all_reach(topology: Topology, world_size: int) -> bool:
-    """Whether all of a node's GPUs that take part access one another's memory; where not, messages of those
-    pairs alone go through host memory."""
+    """Whether all of a node's GPUs that take part access one another's memory."""
     pairs = combinations(topology.gpus_of_node(world_size), 2)
     return all(topology.machine.peer_access(a, b) for a, b in pairs)
 
 
 def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: int) -> list[Term]:
-    """The terms of one bucket's aggregation, by its number; TopologyError where the machine has not what a
-    stage needs."""
+    """Of one bucket, by its number; TopologyError where the machine has not what a stage needs."""
     transport = transport_of(strategy, machinery, world_size)
     threads = int(strategy.cell.get("threads") or 1)
     terms: list[Term] = []
@@ -181,15 +179,12 @@ def _codec_terms(
     if strategy.codes_by_tensor:
         # The messages of all ranks are stacked, and half of the kernels decode all of them at once.
         launches = 1 + num_messages / 2 if stage.name == "decode" else ENCODE_LAUNCHES
-        launches_s = strategy.bucket_tensors[bucket] * launches * CODEC_LAUNCH_S
-        return [Term("codec", stage.name, 0.0, priced), _starts("codec", stage, launches_s)]
-    kind = "codec_kernels_captured" if strategy.cell.get("step") == "captured" else "codec_kernels"
-    starts_s = CODEC_KERNELS * num_messages * KERNEL_S
-    return [Term(kind, stage.name, 0.0, priced), _starts(kind, stage, starts_s)]
-
-
-def _starts(kind: str, stage: CodecWork, seconds: float) -> Term:
-    return Term(kind, f"{stage.name}: kernels", seconds, 0.0, is_added=True)
+        kind, starts_s = "codec", strategy.bucket_tensors[bucket] * launches * CODEC_LAUNCH_S
+    else:
+        kind = "codec_kernels_captured" if strategy.cell.get("step") == "captured" else "codec_kernels"
+        starts_s = CODEC_KERNELS * num_messages * KERNEL_S
+    starts = Term(kind, f"{stage.name}: kernels", starts_s, 0.0, is_added=True)
+    return [Term(kind, stage.name, 0.0, priced), starts]
 
 
 def _host_work(stage: CodecWork | Update, machinery: Machinery, world_size: int, threads: int) -> Term:

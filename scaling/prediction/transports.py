@@ -17,11 +17,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from scaling.collectives.schedule import Schedule, ScheduleStep, Transfer
 from scaling.collectives.simulate import simulate
 from scaling.prediction.measured import MeasuredTransfer
-from topologies.model import Device, Link, Topology
+from topologies.model import Device, Topology
 
 LARGE_BYTES = 16 << 20  # messages from which on a rate is read off: below, latency counts
 
@@ -126,23 +127,15 @@ def for_host_sends(topology: Topology, rates: HostSends | None) -> Topology:
         devices.append(Device(between, "pcie_switch"))
         slowest = min(first.bandwidth_bytes_per_s, first.back_bytes_per_s or first.bandwidth_bytes_per_s)
         outer = first.second if first.first == gpu.id else first.first
-        links[index] = _part(first, gpu.id, between, rates.one_way * slowest, duplex=True)
-        links.append(
-            replace(
-                _part(first, between, outer, 2 * rates.both_ways * slowest, duplex=False),
-                id=f"{first.id}/both-ways",
-                latency_s=0.0,
-            )
+        links[index] = replace(
+            first,
+            first=gpu.id,
+            second=between,
+            bandwidth_bytes_per_s=rates.one_way * slowest,
+            back_bytes_per_s=None,
+            duplex=True,
         )
+        rest: dict[str, Any] = {"id": f"{first.id}/both-ways", "latency_s": 0.0, "duplex": False}
+        both = 2 * rates.both_ways * slowest
+        links.append(replace(links[index], first=between, second=outer, bandwidth_bytes_per_s=both, **rest))
     return replace(topology, machine=replace(machine, devices=tuple(devices), links=tuple(links)))
-
-
-def _part(link: Link, first: str, second: str, bytes_per_s: float, *, duplex: bool) -> Link:
-    return replace(
-        link,
-        first=first,
-        second=second,
-        bandwidth_bytes_per_s=bytes_per_s,
-        back_bytes_per_s=None,
-        duplex=duplex,
-    )

@@ -104,12 +104,6 @@ class Unseen:
         hooked_sd = HOOKED_SD if shards or (hooks and self.other_host) else 0.0
         return max(started_sd if started is not False and self.other_host else 0.0, hooked_sd)
 
-    def of_strategy_note(self, label: str, step: str, least_sd: float) -> str:
-        """What to say of a step that is widened so."""
-        host = ", and neither was this host" * self.other_host
-        what = f"{label}'s {step} step was not measured on several ranks{host}"
-        return f"{what}: at least {least_sd:.0%} in the interval"
-
     def widened(
         self, step: PredictedValue, world_size: int, *, captured: bool, through_host: bool
     ) -> tuple[PredictedValue, str | None]:

@@ -27,8 +27,7 @@ MAX_NODES = 1024
 
 
 def what_if(topology: Topology, changes: Iterable[str]) -> Topology:
-    """The topology with those changes, one after the other; its name says which. TopologyError where a change
-    cannot be read, or names nothing that there is."""
+    """The topology with those changes in turn, and named so; TopologyError: one cannot be read or made."""
     for change in changes:
         key, _, value = change.partition("=")
         if not value:
