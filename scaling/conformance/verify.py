@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
@@ -107,11 +108,10 @@ def subjects_of(name: str) -> list[Subject]:
     if ":" in name:
         return [_own(name)]
     if is_file(name):
-        return [Subject(name, "schedule", lambda examination: _file(name, examination))]
+        return [Subject(name, "schedule", partial(_file, name))]
     subjects = [_collective(name)] if name in COLLECTIVES else []
     if name in REGISTRY.targets():
-        aggregator = create(name)
-        subjects.append(Subject(name, "aggregator", lambda examination: _aggregator(aggregator, examination)))
+        subjects.append(Subject(name, "aggregator", partial(_aggregator, create(name))))
     if not subjects:
         known = sorted({*COLLECTIVES, *REGISTRY.targets()})
         near = difflib.get_close_matches(name, known, n=1)
@@ -128,19 +128,16 @@ def all_subjects(world_sizes: Sequence[int]) -> list[Subject]:
     if not set(world_sizes) & set(conformance.WORLD_SIZES):
         allowed = spelled(conformance.WORLD_SIZES)
         raise StudyError(f"--all: aggregators are checked at {allowed}; name one in --world-sizes")
-    return [*map(_collective, COLLECTIVES), *map(_registered, REGISTRY.targets())]
+    registered = [Subject(name, "aggregator", partial(_registered, name)) for name in REGISTRY.targets()]
+    return [*map(_collective, COLLECTIVES), *registered]
 
 
-def _registered(name: str) -> Subject:
+def _registered(name: str, examination: Examination) -> None:
     """An aggregator that is loaded when its turn comes: what another package offers may be broken."""
-
-    def check(examination: Examination) -> None:
-        try:
-            _aggregator(create(name), examination)
-        except StudyError as error:
-            raise AssertionError(str(error)) from error
-
-    return Subject(name, "aggregator", check)
+    try:
+        _aggregator(create(name), examination)
+    except StudyError as error:
+        raise AssertionError(str(error)) from error
 
 
 def examine(
@@ -310,13 +307,10 @@ def _own(name: str) -> Subject:
     except Exception as error:  # whatever a user's module raises when it is imported
         raise StudyError(f"{name}: {type(error).__name__}: {error}") from error
     if aggregator is not None:
-        made = aggregator
-        return Subject(name, "aggregator", lambda examination: _aggregator(made, examination))
+        return Subject(name, "aggregator", partial(_aggregator, aggregator))
     if isinstance(value, type) or not callable(value):
         raise StudyError(f"{name} is {value!r}; allowed are {ALLOWED}")
-    return Subject(
-        name, "schedule", lambda examination: _schedules(lambda n: _proved(name, value, n), examination)
-    )
+    return Subject(name, "schedule", partial(_schedules, partial(_proved, name, value)))
 
 
 def _proved(name: str, make: Callable[[int], object], world_size: int) -> Verification:

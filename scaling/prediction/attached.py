@@ -71,20 +71,17 @@ def cells_of_script(
         )
     cells, left_out = [], []
     for size in world_sizes or sorted(measured):
+        is_strong, (timed,) = record.cell["scaling"] == "strong", as_timed(record.cell)
+        batch = int(record.cell["global_batch"]) if is_strong else size * int(record.cell["local_batch"])
         try:
             topology.ranks(size)
         except TopologyError as error:
             left_out.append((size, str(error)))
             continue
-        (timed,) = as_timed(record.cell)
-        if record.cell["scaling"] == "strong":
-            batch = int(record.cell["global_batch"])
-            if batch % size:
-                left_out.append((size, f"the global batch {batch} does not divide by {size}"))
-                continue
-            timed["local_batch"] = batch // size
-        else:
-            batch = size * int(record.cell["local_batch"])
+        if batch % size:
+            left_out.append((size, f"the global batch {batch} does not divide by {size}"))
+            continue
+        timed["local_batch"] = batch // size
         machine = topology.machine
         may_access = machine.peer_groups or machine.other_peers_unknown or not topology.num_gpus
         timed["peer_access"] = None if may_access else False  # not as it was measured

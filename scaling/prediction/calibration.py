@@ -137,13 +137,10 @@ class Calibration:
     def seconds(self, term: Term) -> PredictedValue:
         scale = self._native_scale(term)
         doublings = doublings_of(term.node_ranks or term.num_ranks)
-        trend = self.factor(term.kind, 2) ** doublings
-        values = {
-            0: scale * term.latency_s * self.factor(term.kind, 0),
-            1: scale * term.flow_s * self.factor(term.kind, 1) * trend,
-        }
+        latency_s = scale * term.latency_s * self.factor(term.kind, 0)
+        flow_s = scale * term.flow_s * self.factor(term.kind, 1) * self.factor(term.kind, 2) ** doublings
         changes: dict[str, float] = {}
-        for part, weight in ((0, values[0]), (1, values[1]), (2, doublings * values[1])):
+        for part, weight in enumerate((latency_s, flow_s, doublings * flow_s)):
             if (term.kind, part) not in self.names:
                 changes[f"{PARTS[part]} of {term.kind}"] = weight * prior_sd(term.kind, part)
                 continue
@@ -153,12 +150,12 @@ class Calibration:
         trend_sd = doublings * self._trend_sd(term.kind)  # a part of what the two below were seen to be
         if scale != 1.0 and doublings > 0:
             further = beyond(CURVE_SD * doublings, trend_sd)
-            changes[f"curve of {term.kind} at more ranks"] = sum(values.values()) * further
-        saturated = self._saturated(term, values[1])
+            changes[f"curve of {term.kind} at more ranks"] = (latency_s + flow_s) * further
+        saturated = self._saturated(term, flow_s)
         if saturated > 1.0:
             further = beyond(sd_that_reaches(saturated), trend_sd)
-            changes[f"shared paths of {term.kind}"] = values[1] * further
-        priced = PredictedValue(sum(values.values()), changes)
+            changes[f"shared paths of {term.kind}"] = flow_s * further
+        priced = PredictedValue((latency_s + flow_s), changes)
         return priced.also(f"what {term.name} runs on", term.own_sd) if term.own_sd else priced
 
     def _trend_sd(self, kind: str) -> float:

@@ -30,13 +30,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, geometric_mean, stdev
 from typing import Any
 
 from scaling.axes import Shared, key_of, with_columns
 from scaling.errors import PredictionError
-from scaling.prediction.curves import Point, around, line, phase, rising
 from scaling.prediction.estimate import PredictedValue, beyond, sd_that_reaches
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.strategy import steps_of_exchange
@@ -76,6 +75,57 @@ PROFILED_SD = 0.02
 of 16 captured `none` cells (FCN-R, fcn-s4, ResNet-56, GPT-2), 9% short of AlexNet-R's 0.7 ms."""
 
 BACKWARD_SHARE = 2 / 3  # of forward and backward, where that was not measured: twice the products
+
+
+@dataclass(frozen=True)
+class Point:
+    """One local batch: the step, and the phases that were measured, in seconds; from so many folders."""
+
+    local_batch: int
+    step_s: float
+    relative_sd: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+    num_sources: int = 1
+    step_sd: float | None = None
+
+
+def rising(points: Sequence[Point]) -> list[Point]:
+    """Neighbours of which the larger batch takes less time get their mean, with their spread."""
+    blocks: list[list[Point]] = []
+    for point in points:
+        blocks.append([point])
+        while len(blocks) > 1 and fmean(p.step_s for p in blocks[-1]) < fmean(p.step_s for p in blocks[-2]):
+            blocks[-2:] = [[*blocks[-2], *blocks[-1]]]
+    pooled: list[Point] = []
+    for block in blocks:
+        step_s = fmean(point.step_s for point in block)
+        spread = stdev(point.step_s for point in block) / step_s if len(block) > 1 else 0.0
+        pooled += [replace(one, step_s=step_s, relative_sd=max(spread, one.relative_sd)) for one in block]
+    return pooled
+
+
+def line(curve: Sequence[Point], values: Sequence[float], local_batch: int) -> float:
+    """On the line through the two points around, or the two nearest; never below a tenth of the least."""
+    near = around(curve, local_batch)
+    at = [values[curve.index(point)] for point in near]
+    if len(near) == 1:
+        return at[0]
+    a, b = (point.local_batch for point in near)
+    return max(at[0] + (at[1] - at[0]) * (local_batch - a) / (b - a), 0.1 * min(values))
+
+
+def around(curve: Sequence[Point], local_batch: int) -> Sequence[Point]:
+    """The point of that batch, or else the two around it, or the two nearest."""
+    batches = [point.local_batch for point in curve]
+    if local_batch in batches:
+        return [curve[batches.index(local_batch)]]
+    above = next((i for i, batch in enumerate(batches) if batch > local_batch), len(batches) - 1)
+    return curve[max(above, 1) - 1 : max(above, 1) + 1]
+
+
+def phase(curve: Sequence[Point], name: str, local_batch: int) -> float | None:
+    known = [point for point in curve if name in point.phases]
+    return line(known, [point.phases[name] for point in known], local_batch) if known else None
 
 
 @dataclass(frozen=True)
@@ -146,8 +196,8 @@ class ComputeModel:
         else:
             nearest = curve[0] if local_batch < batches[0] else curve[-1]
             value, notes = _borrowed(nearest, donor[0], local_batch, is_alike=donor[1])
-        name = f"compute of {cell['model_label']}, {cell['step']}"
         near, step_sd = around(curve, local_batch), None
+        name = f"compute of {cell['model_label']}, {cell['step']}"
         step = PredictedValue.of(value.value, name, value.relative_sd)
         by_processor = False if cell["step"] == "captured" else None
         if captured is not None:
@@ -176,21 +226,19 @@ class ComputeModel:
         backward_s = phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
         without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
         backward_s = min(backward_s, step.value - update_s)
-        loads = cell.get("input_placement") == "loader"
-        waits_s = phase(phases, "input_s", local_batch) or 0.0 if loads else 0.0
-        known = (step, update_s, backward_s, tuple(notes), without_ddp, False, waits_s, step_sd)
+        waits_s = phase(phases, "input_s", local_batch) if cell.get("input_placement") == "loader" else None
+        known = (step, update_s, backward_s, tuple(notes), without_ddp, False, waits_s or 0.0, step_sd)
         return Computed(*known, by_processor)
 
     def _donor(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> tuple[list[Point], bool] | None:
         """A curve over more batches, which the cell's own follows beyond what it has of them; and whether it
         is of the same kernels: of the same step, or of another that the host launches too."""
-        captured = cell["step"] == "captured"
         keys = [(_key(cell, exchanges=False), True)] if cell["step"] == "overlapped" else []
         if _is_layered(cell):
             keys.append((_key({**cell, "bucket_mb": None}), True))
         if len(curve) == 1:
             keys += [(_key(other), True) for other in _other_inputs(cell)]
-            keys.append((_key({**cell, "step": "eager"}, exchanges=False), not captured))
+            keys.append((_key({**cell, "step": "eager"}, exchanges=False), cell["step"] != "captured"))
         curves = [(self._curves.get(key, []), is_alike) for key, is_alike in keys]
         return next(((other, alike) for other, alike in curves if len(other) > max(1, len(curve))), None)
 
@@ -222,11 +270,8 @@ class ComputeModel:
 
 def _key(cell: Mapping[str, Any], *, exchanges: bool | None = None) -> tuple[Any, ...]:
     wrapped = cell.get("aggregator") != "none" if exchanges is None else exchanges
-    return (
-        *key_of(with_columns(Shared.CURVE), cell),
-        cell["step"] == "overlapped" and wrapped,
-        _is_layered(cell),
-    )
+    is_wrapped = cell["step"] == "overlapped" and wrapped
+    return (*key_of(with_columns(Shared.CURVE), cell), is_wrapped, _is_layered(cell))
 
 
 def _is_layered(cell: Mapping[str, Any]) -> bool:

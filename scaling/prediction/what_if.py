@@ -43,10 +43,6 @@ def _changed(topology: Topology, key: str, value: str) -> Topology:
     name, _, figure = key.rpartition(".")
     if figure not in FIGURES or not name:
         raise TopologyError(f"what-if {key!r} is not known; {EXAMPLES}")
-    return _figure(topology, name, figure, value)
-
-
-def _figure(topology: Topology, name: str, figure: str, value: str) -> Topology:
     if name == "network":
         if topology.network is None:
             raise TopologyError(f"what-if network.{figure}: {topology.name} is one node without a network")
