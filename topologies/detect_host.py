@@ -17,7 +17,6 @@ from pathlib import Path
 from topologies.facts import Host, NumaNode, PcieLink, PciePlace
 
 SYS = Path("/sys")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 GENERATION_OF_GT_PER_S = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 
@@ -74,7 +73,7 @@ def _core_times(cores: Collection[int], stat: Path) -> list[int]:
     return [sum(column) for column in zip(*rows, strict=True)]
 
 
-def boot_id(path: Path = BOOT_ID) -> str | None:
+def boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str | None:
     """Eight hexadecimal digits that the kernel drew when it started; None where it does not tell."""
     return text_of(path).strip()[:8] or None
 

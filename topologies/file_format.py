@@ -188,12 +188,8 @@ class DerivedFile(_Named):
 
 
 NESTED: dict[str, type[BaseModel]] = {
-    "device_types": DeviceType,
-    "link_types": LinkType,
-    "devices": DeviceEntry,
-    "links": LinkEntry,
-    "network": NetworkEntry,
-    "message_latency_s": MessageLatency,
+    **{"device_types": DeviceType, "link_types": LinkType, "devices": DeviceEntry, "links": LinkEntry},
+    **{"network": NetworkEntry, "message_latency_s": MessageLatency},
 }
 """The form of what stands under a key, for messages about unknown keys."""
 

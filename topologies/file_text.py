@@ -48,13 +48,13 @@ _Dumper.add_representer(
 def as_yaml(file: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
     """The text of a machine file, from its content as parsed YAML would be, with comments in its head."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comments)
-    return head + "\n".join(_section(key, value) for key, value in file.items())
-
-
-def _section(key: str, value: Any) -> str:
-    if key in ("devices", "links"):
-        return f"{key}:\n" + "".join(f"  - {_dump(entry, flow=True)}" for entry in value)
-    return _dump({key: value}, flow=None if isinstance(value, list) else False)
+    sections = []
+    for key, value in file.items():
+        if key in ("devices", "links"):
+            sections.append(f"{key}:\n" + "".join(f"  - {_dump(entry, flow=True)}" for entry in value))
+        else:
+            sections.append(_dump({key: value}, flow=None if isinstance(value, list) else False))
+    return head + "\n".join(sections)
 
 
 def _dump(value: Any, *, flow: bool | None) -> str:

@@ -174,7 +174,11 @@ def _cpus(text: str, source: str) -> tuple[ElementTree.Element, list[ElementTree
 def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], found: _Found) -> None:
     bus_id, inner = device.get("busid", ""), device.findall("pci")
     gpus = device.findall("gpu")
-    if gpus or (not inner and _is_gpu_class(device)):
+    # 3D controllers and accelerators; displays of makers of GPUs alone: servers have others.
+    pci_class = device.get("class", "")
+    is_display = pci_class.startswith(("0x0300", "0x0380")) and device.get("vendor") in GPU_VENDORS
+    is_gpu = is_display or pci_class.startswith(("0x0302", "0x1200"))
+    if gpus or (not inner and is_gpu):
         found.cards.append(_Card(device, gpus[0] if gpus else None, bus_id))
         found.places[bus_id] = PciePlace(node, above)
     if len(gpus) > 1:
@@ -185,13 +189,6 @@ def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], found:
         found.bridges.setdefault(bridges[0], link)
     for child in inner:
         _walk(child, node, bridges, found)
-
-
-def _is_gpu_class(device: ElementTree.Element) -> bool:
-    """3D controllers and accelerators; displays of makers of GPUs alone: servers have others."""
-    pci_class = device.get("class", "")
-    is_display = pci_class.startswith(("0x0300", "0x0380")) and device.get("vendor") in GPU_VENDORS
-    return pci_class.startswith(("0x0302", "0x1200")) or is_display
 
 
 def _gpus(found: _Found, model: GpuModel | None) -> tuple[Gpu, ...]:

@@ -16,7 +16,7 @@ from scaling.files.documents import MAX_YAML_BYTES, DocumentError, read_text
 from topologies.build import build, check, check_ids, derived
 from topologies.errors import TopologyError
 from topologies.file_format import DerivedFile, MachineFile, parse, unknown
-from topologies.model import Device, Link, Machine, Network, Topology
+from topologies.model import Device, Link, Network, Topology
 
 
 def shipped() -> dict[str, str]:
@@ -71,25 +71,20 @@ def cluster(
         links=(*one.links, *links),
         message_latency_s={**one.message_latency_s, **(message_latency_s or {})},
     )
-    _check_added(node, name)
-    whole = dataclasses.replace(
-        machine, name=name, machine=node, num_nodes=num_nodes, network=network or machine.network
-    )
-    check(whole, name)
-    return whole
-
-
-def _check_added(machine: Machine, name: str) -> None:
-    ids = {"device": [d.id for d in machine.devices], "link": [link.id for link in machine.links]}
+    ids = {"device": [d.id for d in node.devices], "link": [link.id for link in node.links]}
     for what, own in ids.items():
         if taken := sorted({id_ for id_ in own if own.count(id_) > 1}):
             raise TopologyError(
                 f"{name}: {what} {taken[0]!r} is there already; give the added one another id"
             )
-    for link in machine.links:
-        for end in (link.first, link.second):
-            if end not in machine.by_id:
-                raise TopologyError(f"{name}: link {link.id!r}: {unknown('device', end, machine.by_id)}")
+    for made, end in ((link, end) for link in node.links for end in (link.first, link.second)):
+        if end not in node.by_id:
+            raise TopologyError(f"{name}: link {made.id!r}: {unknown('device', end, node.by_id)}")
+    whole = dataclasses.replace(
+        machine, name=name, machine=node, num_nodes=num_nodes, network=network or machine.network
+    )
+    check(whole, name)
+    return whole
 
 
 def _read(

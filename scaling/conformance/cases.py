@@ -125,8 +125,7 @@ NUM_STEPS, NUM_STEPS_OF_OTHER_TYPES = 24, 8
 
 
 def fixed_cases(world_size: int) -> list[Case]:
-    """Cases that are always among those checked: several steps of every type over tensors of all kinds, with
-    a state that is saved and loaded; a long bucket; one without elements."""
+    """Those always checked: every type, tensors of all kinds, a loaded state; a long bucket; an empty one."""
     kinds = tuple(KINDS[step % len(KINDS)] for step in range(NUM_STEPS))
     fewer = kinds[:NUM_STEPS_OF_OTHER_TYPES]
     return [
@@ -165,7 +164,6 @@ def spelled(sizes: Sequence[int]) -> str:
     return f"{', '.join(texts)} rank{'s' if list(sizes) != [1] else ''}"
 
 
-CPU = torch.device("cpu")
 NOT_UPDATED = 77.0  # what parameters hold that a rank does not own, before they are distributed
 OVERWRITTEN = 55.0  # what a caller may leave in its own elements of a mean
 
@@ -209,7 +207,7 @@ def run_steps(
 
     def work(group: Group) -> list[Outcome]:
         def start() -> AggregatorState:
-            state: AggregatorState = aggregator.start(layout, group, steps[0][0].dtype, CPU)
+            state: AggregatorState = aggregator.start(layout, group, steps[0][0].dtype, torch.device("cpu"))
             return state
 
         outcomes, state = [], start()

@@ -32,10 +32,7 @@ class Residuals:
     Contributions are gradients, unless the aggregator applies a momentum of its own. Residuals are float32,
     whatever the gradients are. What rounding allows goes by the largest terms so far: residuals of several
     ranks, and of a gradient and a sum, may cancel for some steps.
-
-    Attributes:
-        exist: whether the aggregator has any.
-    """
+    `exist`: whether the aggregator has any."""
 
     def __init__(self, layout: BucketLayout, world_size: int) -> None:
         self._layout, self._world_size, self.exist = layout, world_size, False
@@ -254,8 +251,7 @@ def _check_zeros(layout: BucketLayout, outcomes: Sequence[Outcome]) -> None:
     for rank, outcome in enumerate(outcomes):
         for start, stop in outcome.owned:
             assert outcome.result is not None
-            wrong = outcome.result[start:stop] != 0
-            if wrong.any():
+            if (wrong := outcome.result[start:stop] != 0).any():
                 where = _at(layout, rank, start + _first(wrong))
                 raise AssertionError(f"{where}: the mean of zeros is not zero")
 
@@ -313,8 +309,7 @@ class _Bound:
         for start, stop in outcome.owned:
             assert outcome.result is not None
             error = (outcome.result[start:stop].double() - self.mean[start:stop]).abs()
-            wrong = error > self.allowed[start:stop]
-            if wrong.any():
+            if (wrong := error > self.allowed[start:stop]).any():
                 place = start + _first(wrong)
                 raise AssertionError(
                     f"{_at(layout, rank, place)}: got {outcome.result[place]:.9g}, the mean is "

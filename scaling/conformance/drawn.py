@@ -66,10 +66,11 @@ def check_drawn(
         if case.dtype in dtypes and search.failure_of(case):
             # A smaller case of that type, if one is drawn; else this one, up to the step that fails.
             smaller = search.drawn(world_size, [case.dtype], max(num_examples, NUM_EXAMPLES), seed)
-            raise AssertionError(search.described(smaller or search.cut(case)))
+            smallest = smaller or search.cut(case)
+            raise AssertionError(f"{smallest}: {search.seen[smallest]}")
     failing = search.drawn(world_size, dtypes, num_examples, seed)
     if failing is not None:
-        raise AssertionError(search.described(failing))
+        raise AssertionError(f"{failing}: {search.seen[failing]}")
     return DrawnCases(len(search.seen), search.has_residuals)
 
 
@@ -98,9 +99,6 @@ class _Search:
             except Exception as error:  # noqa: BLE001 (of the aggregator's code)
                 self.seen[case] = failure_text(error)
         return self.seen[case]
-
-    def described(self, case: Case) -> str:
-        return f"{case}: {self.seen[case]}"
 
     def cut(self, case: Case) -> Case:
         """A failing case with as few steps as fail."""

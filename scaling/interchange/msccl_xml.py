@@ -17,6 +17,7 @@ must be over. Ours:
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
@@ -62,19 +63,10 @@ def to_xml(schedule: Schedule, protocol: str = "Simple") -> str:
         raise ScheduleError(
             f"{schedule.name}: MSCCL has equal chunks on GPUs alone; host memory and tensors are not exported"
         )
-    algo = ElementTree.Element(
-        "algo",
-        name=schedule.name,
-        proto=protocol,
-        nchannels="1",
-        nchunksperloop=str(schedule.num_chunks),
-        ngpus=str(schedule.world_size),
-        coll="allreduce",
-        inplace="1",
-        outofplace="0",
-        minBytes="0",
-        maxBytes="0",  # no bound
-    )
+    form = {"coll": "allreduce", "inplace": "1", "outofplace": "0", "minBytes": "0", "maxBytes": "0"}
+    sizes = {"nchunksperloop": str(schedule.num_chunks), "ngpus": str(schedule.world_size)}
+    head = {"name": schedule.name, "proto": protocol, "nchannels": "1"}
+    algo = ElementTree.Element("algo", {**head, **sizes, **form})  # from 0 bytes on, without a bound
     for rank in range(schedule.world_size):
         _add_gpu(algo, schedule, rank)
     ElementTree.indent(algo)
@@ -89,30 +81,23 @@ def _add_gpu(algo: ElementTree.Element, schedule: Schedule, rank: int) -> None:
     numbers = {key: number for number, key in enumerate(blocks)}
     waited_for = {id(other) for block in blocks.values() for operation in block for other in operation.after}
     for (sends, peer), operations in blocks.items():
-        block = ElementTree.SubElement(
-            gpu,
-            "tb",
-            id=str(numbers[sends, peer]),
-            send=str(peer if sends else -1),
-            recv=str(-1 if sends else peer),
-            chan="0",
-        )
+        ends = {"send": peer if sends else -1, "recv": -1 if sends else peer, "chan": 0}
+        block = ElementTree.SubElement(gpu, "tb", _texts({"id": numbers[sends, peer], **ends}))
         for operation in operations:
             after = operation.after[0] if operation.after else None
-            ElementTree.SubElement(
-                block,
-                "step",
-                s=str(operation.index),
-                type=operation.kind,
-                srcbuf="i",
-                srcoff=str(operation.chunk),
-                dstbuf="i",
-                dstoff=str(operation.chunk),
-                cnt=str(operation.count),
-                depid=str(numbers[after.block] if after else -1),
-                deps=str(after.index if after else -1),
-                hasdep=str(int(id(operation) in waited_for)),
-            )
+            source = {"srcbuf": "i", "srcoff": operation.chunk}
+            target = {"dstbuf": "i", "dstoff": operation.chunk, "cnt": operation.count}
+            waits = {
+                "depid": numbers[after.block] if after else -1,
+                "deps": after.index if after else -1,
+                "hasdep": int(id(operation) in waited_for),
+            }
+            step = {"s": operation.index, "type": operation.kind, **source, **target, **waits}
+            ElementTree.SubElement(block, "step", _texts(step))
+
+
+def _texts(attributes: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in attributes.items()}
 
 
 def _blocks(schedule: Schedule, rank: int) -> dict[tuple[bool, int], list[_Operation]]:

@@ -21,7 +21,7 @@ def is_of_script(folder: ResultsFolder) -> bool:
 
 def as_timed(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The cell of an arm as timed cells of a study; without exchange two: DDP wraps the model, and it is all
-    that tells of one worker. What the input takes is in its steps; how large a sample is, is not known."""
+    that tells of one worker. How large a sample of its input is, is not known."""
     first_mb, others_mb = DDP_BUCKETS_MB
     bucket_mb = cell.get("bucket_mb") or others_mb
     timed = {

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -206,4 +206,4 @@ def to_measure(
 
 def of_default(sizes_mb: Sequence[float], gradients: Gradients, curve: ExchangeCurve) -> Partition:
     ends = closed_by(sizes_mb, gradients.num_bytes)
-    return replace(Partition(ends, end_s(ends, gradients, curve)), sizes_mb=tuple(sizes_mb))
+    return Partition(ends, end_s(ends, gradients, curve), tuple(sizes_mb))

@@ -64,16 +64,12 @@ ALONE_SD = 0.45
 Measured: 58% of the exchange over 7 strategies of the host (paper-2xh200), 31% over 12 on the same hosts."""
 
 NAMES = {
-    "peer_memory": "exchanges over peer memory",
-    "sends": "messages",
-    "sends_host": "messages through host memory",
-    "host_memory": "kernels that exchange in host memory",
-    "native": "NCCL's all-reduce",
-    "native_host": "NCCL's all-reduce through host memory",
-    "host": "copies to host memory and back",
-    "host_work": "sums by stated threads in host memory",
-    "host_threads": "sums by all threads in host memory",
-    "mpi": "MPI",
+    **{"peer_memory": "exchanges over peer memory", "sends": "messages", "mpi": "MPI"},
+    **{"sends_host": "messages through host memory", "native": "NCCL's all-reduce"},
+    **{"host_memory": "kernels that exchange in host memory", "host": "copies to host memory and back"},
+    **{"native_host": "NCCL's all-reduce through host memory"},
+    **{"host_work": "sums by stated threads in host memory"},
+    **{"host_threads": "sums by all threads in host memory"},
 }
 """Of kinds with a trend, for people."""
 
@@ -155,7 +151,7 @@ class Calibration:
         if saturated > 1.0:
             further = beyond(sd_that_reaches(saturated), trend_sd)
             changes[f"shared paths of {term.kind}"] = flow_s * further
-        priced = PredictedValue((latency_s + flow_s), changes)
+        priced = PredictedValue(latency_s + flow_s, changes)
         return priced.also(f"what {term.name} runs on", term.own_sd) if term.own_sd else priced
 
     def _trend_sd(self, kind: str) -> float:

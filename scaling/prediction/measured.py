@@ -60,8 +60,7 @@ class MeasuredTransfer:
 def measured_cells(
     rows: Iterable[tuple[Mapping[str, Any], str, Mapping[str, Any]]], source: str
 ) -> list[MeasuredCell]:
-    """Those that were timed, also where launches are left to do; both halves of A/A pairs. A row: its
-    variables, its `tensor_shapes` and its row of summary.csv."""
+    """Those that were timed. A row: its variables, its `tensor_shapes` and its row of summary.csv."""
     cells = []
     for cell, tensor_shapes, row in rows:
         seconds = _number(row.get("iteration_s"))

@@ -172,8 +172,7 @@ def _host_of(topology: Topology) -> list[Device]:
 
 
 def _other_gpu_sd(measured_on: Topology, topology: Topology) -> float:
-    """Of computation on another GPU: the interval reaches to the ratio of memory rates. A step bound by
-    products follows the GPUs' multiprocessors, which machine files do not have."""
+    """Of computation on another GPU: the interval reaches to the ratio of memory rates."""
     if gpu_names(measured_on) == gpu_names(topology) or not gpu_names(measured_on) or not gpu_names(topology):
         return 0.0
     rates = [machine.machine.of_kind("gpu")[0].bandwidth_bytes_per_s for machine in (measured_on, topology)]

@@ -112,7 +112,10 @@ def divide_term(num_elements: int, strategy: Strategy, machinery: Machinery, wor
     """The mean of what was summed between GPUs."""
     if world_size == 1 or not machinery.has_gpus or not strategy.cell.get("exchanges", True):
         return []
-    if any(update.site == "host" for update in strategy.updates) or sums_by_mpi(strategy):
+    exchanges = [stage for stage in strategy.stages if isinstance(stage, Exchange)]
+    if any(stage.library == "mpi" and stage.native for stage in exchanges):
+        return []  # MPI sums the gradient itself, in host memory, where it is divided too
+    if any(update.site == "host" for update in strategy.updates):
         return []
     bandwidth = machinery.topology.machine.of_kind("gpu")[0].bandwidth_bytes_per_s
     if bandwidth is None:
@@ -162,13 +165,6 @@ def input_copy(strategy: Strategy, machinery: Machinery) -> PredictedValue:
         rate = min(rate, PAGEABLE_BYTES_PER_S)
     seconds = strategy.sample_bytes * int(strategy.cell["local_batch"]) / rate
     return PredictedValue.of(seconds, "copies of the input", INPUT_COPY_SD)
-
-
-def sums_by_mpi(strategy: Strategy) -> bool:
-    """Whether MPI sums the gradient itself, in host memory, where it is divided too."""
-    return any(
-        isinstance(stage, Exchange) and stage.library == "mpi" and stage.native for stage in strategy.stages
-    )
 
 
 def _codec_terms(

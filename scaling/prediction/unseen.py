@@ -29,17 +29,16 @@ def largest_of(number: int) -> float:
 
 
 def slowest_of(num_ranks: int, steps: int = 1) -> float:
-    """What a step bound by the processor takes on the slowest of so many ranks, over one rank's median. Ranks
-    that meet after so many `steps` wait for the slowest sum of these, which scatters less."""
+    """What a step bound by the processor takes on the slowest of ranks that meet after so many `steps`, over
+    one rank's median."""
     return 1 + HOST_STEP_SD * largest_of(num_ranks) / math.sqrt(steps)
 
 
 def waiting_ratio(
     step_sd: float | None, now: Sequence[int], measured: Sequence[int], steps: int = 1
 ) -> float:
-    """Of a step, what it waits for the slowest rank and node beyond what was measured with fewer. `step_sd`:
-    relative, of one rank's steps, if known; `now`, `measured`: ranks of each node; `steps`: after which the
-    ranks meet; their scatter evens out, what nodes differ by stays."""
+    """Of a step, its wait for the slowest rank and node beyond what was measured with fewer. `step_sd`:
+    relative, of one rank's steps; `now`, `measured`: ranks of each node; `steps`: after which they meet."""
     of_steps = (step_sd or 0.0) / math.sqrt(steps) * (largest_of(sum(now)) - largest_of(sum(measured)))
     of_nodes = MACHINE_SD * (largest_of(len(now)) - largest_of(len(measured)))
     return math.hypot(max(0.0, of_steps), max(0.0, of_nodes))
