@@ -22,13 +22,13 @@ from scaling.attach.findings import (
     other_steps,
 )
 from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS, Arm
+from scaling.attach.marks import USUAL
 from scaling.attach.measured import Measured, Saved
 from scaling.attach.ranks import shares, slow_rank, varies
 from scaling.attach.trace import Traced
 from scaling.report.text import text_of
 
 LEAST_SAID = 0.005  # of a step: other phases that take less are not said
-OFTEN = ("input", "forward", "backward", "update")  # said even where they take nothing
 SAME_WORK = 0.02  # batches that differ by less are of one size
 
 
@@ -117,7 +117,7 @@ def _where(measured: Measured) -> Finding:
         words = [
             (word, seconds[name] / total_s)
             for name, word in measured.phase_words
-            if name in OFTEN or seconds.get(name, 0.0) >= LEAST_SAID * total_s
+            if name in USUAL or seconds.get(name, 0.0) >= LEAST_SAID * total_s
         ]
         parts.append([*words, ("rest", seconds["rest"] / total_s)])
     return _said("where", ranks=parts)

@@ -95,9 +95,8 @@ def same_samples(measured: Measured) -> bool:
 def exchanges_nothing(measured: Measured) -> bool:
     """Whether several ranks have no DDP model, and pass fewer numbers by own collectives than it has."""
     ranks = measured.ranks
-    return len(ranks) > 1 and all(
-        rank.get("without_ddp") and rank.get("passed", 0) < rank.get("num_parameters", 1) for rank in ranks
-    )
+    are_few = [rank.get("passed", 0) < rank.get("num_parameters", 1) for rank in ranks]
+    return len(ranks) > 1 and all(are_few) and all(rank.get("without_ddp") for rank in ranks)
 
 
 def without_no_sync(measured: Measured) -> bool:

@@ -120,12 +120,8 @@ def _fewer_bytes(measured: Measured) -> dict[str, Any]:
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
     usual = measured.ranks[0].get("bucket_bytes")
-    runs = [(arm, measured.saved(arm)) for arm in BUCKETS]
-    return [
-        (arm, saved)
-        for arm, saved in runs
-        if saved is not None and measured.facts[arm][0].get("bucket_bytes") != usual
-    ]
+    runs = [(arm, saved) for arm in BUCKETS if (saved := measured.saved(arm)) is not None]
+    return [(arm, saved) for arm, saved in runs if measured.facts[arm][0].get("bucket_bytes") != usual]
 
 
 def best_buckets(measured: Measured) -> tuple[str, float] | None:

@@ -62,7 +62,6 @@ class Run:
     arm: str  # or what the launch is called in which arms are switched
     ranks: list[dict[str, Any]] = field(default_factory=list)
     reason: str | None = None
-    took_s: float = 0.0
     arms: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -116,13 +115,11 @@ def run_arm(
     unfinished = out / ".order.json"
     unfinished.write_text(json.dumps(wanted))
     unfinished.rename(out / "order.json")  # others that join read it
-    started = time.monotonic()
     watch = _watching(arm, out, blocks) if blocks else None
     code = start_and_wait(command, wanted, out / "output.log", cwd, more, watch)
-    took_s = time.monotonic() - started
     wanted_steps = warmup + (len(arms) * LONGEST_BLOCK if blocks else steps)
     run = Run(arm, reason=code) if isinstance(code, str) else _read(arm, out, code, wanted_steps, deadline_s)
-    return replace(run, took_s=took_s, arms=arms)
+    return replace(run, arms=arms)
 
 
 def _watching(arm: str, out: Path, blocks: Blocks) -> Callable[[list[dict[str, Any]]], None]:
@@ -279,9 +276,7 @@ def _fetches(out: Path, pid: int) -> list[tuple[float, ...]]:
 def _last_line(out: Path) -> str:
     """The last error that the script printed, or its last line; torchrun's own words come after it."""
     lines = (out / "output.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
-    printed = [
-        line.strip() for line in lines if line.strip("* \t\r") and "torch/distributed/" not in line[:60]
-    ]
+    printed = [one.strip() for one in lines if one.strip("* \t\r") and "torch/distributed/" not in one[:60]]
     printed = [line for line in printed if not line.startswith("Setting OMP_NUM_THREADS environment")]
     ends = next((at for at, line in enumerate(printed) if any(text in line for text in ENDED)), len(printed))
     tracebacks = [at for at, line in enumerate(printed[:ends]) if line.startswith("Traceback")]

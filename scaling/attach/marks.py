@@ -20,6 +20,8 @@ Span = tuple[str, float, float]  # a phase, its start and its end
 
 RARE = ("evaluation", "save")  # phases of some steps only
 
+USUAL = ("input", "forward", "backward", "update")  # phases of most steps
+
 MOST_PHASES = ("input", "forward", "backward", "gradients", "update", "evaluation", "collective", "save")
 
 
@@ -118,11 +120,8 @@ def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]
     step that is another one on any rank is left out on all of them, and so is one with a save that most have
     not."""
     signature, by_rank, others = _kinds(ranks)
-    positions = [
-        at
-        for at in range(min(map(len, by_rank)))
-        if at not in others and all(steps[at].block >= 0 for steps in by_rank)
-    ]
+    every = range(min(map(len, by_rank)))
+    positions = [at for at in every if at not in others and all(own[at].block >= 0 for own in by_rank)]
     return signature, [[steps[at] for at in positions] for steps in by_rank]
 
 
@@ -141,12 +140,8 @@ def _kinds(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]
 
 def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) -> Signature:
     """The most frequent signature of an arm's steps, after the first of each block."""
-    counted = Counter(
-        step.signature
-        for steps in after_warmup(ranks)
-        for step in steps
-        if step.arm == arm and step.block >= 0
-    )
+    steps = [step for own in after_warmup(ranks) for step in own if step.arm == arm and step.block >= 0]
+    counted = Counter(step.signature for step in steps)
     return counted.most_common(1)[0][0] if counted else usual
 
 
@@ -212,6 +207,4 @@ def medians_s(steps: Sequence[Sequence[Step]]) -> list[float]:
 
 def phases_s(steps: Sequence[Step]) -> dict[str, float]:
     """The seconds of each phase in a rank's steps, without a quarter of the longest and of the shortest."""
-    return {
-        phase: float(trim_mean([_in_phase_s(step, phase) for step in steps], 0.25)) for phase in MOST_PHASES
-    }
+    return {phase: float(trim_mean([_in_phase_s(of, phase) for of in steps], 0.25)) for phase in MOST_PHASES}

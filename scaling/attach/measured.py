@@ -198,9 +198,7 @@ class Measured:
         values = self.rounds if ARMS[arm].exchanges else self.rounds_together
         return self._saved(arm, values, self.spread_ratio)
 
-    def _saved(
-        self, arm: str, values: Mapping[str, Mapping[Key, float]], floor: float | None
-    ) -> Saved | None:
+    def _saved(self, arm: str, values: dict[str, dict[Key, float]], floor: float | None) -> Saved | None:
         before, after = self.rounds.get("baseline", {}), values.get(arm, {})
         both = sorted(before.keys() & after.keys())
         if not both:
@@ -225,9 +223,7 @@ class Measured:
         where each of several runs is faster than all unchanged ones, by more than the spread."""
         if arm not in self.rates_s:
             return None
-        own, clock, hooked = (
-            list(self.rates_s.get(name, {}).values()) for name in (arm, "clock", "baseline")
-        )
+        own, clock, hooked = (list(self.rates_s.get(of, {}).values()) for of in (arm, "clock", "baseline"))
         least, floor = 1 - max(own) / min([*clock, *hooked]), self.spread_ratio
         is_certain = floor is not None and min(len(own), len(clock or hooked)) > 1 and least > floor
         ratio = 1 - self.rate_s(arm) / self.rate_s("clock" if clock else "baseline")

@@ -11,7 +11,7 @@ from typing import Any
 
 from scaling.attach.inside.arms import ARMS, row_of
 from scaling.attach.launch import Run
-from scaling.attach.marks import Signature, Step, medians_s, steady
+from scaling.attach.marks import USUAL, Signature, Step, medians_s, steady
 from scaling.errors import AttachError
 from scaling.files.redaction import redacted_command
 from scaling.measure.environment import collect
@@ -28,10 +28,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     **{name: {"input_placement": "device"} for name, arm in ARMS.items() if arm.is_cached},
 }
 """Arm -> what its cell has other than the baseline's."""
-
-
-PHASES = ("input", "forward", "backward", "update")
-"""Of an iteration's budget; an evaluation and collectives of the script's own are in what is left."""
 
 MOST_LONGER = 1.1  # one worker's step with the same batch, which has no exchange, to that of several workers
 
@@ -88,7 +84,7 @@ class AttachedFolder:
                 line: dict[str, Any] = {"iteration": step.number, "warmup": False, "profiled": is_profiled}
                 line |= {"start_s": step.start_s, "step_s": step.step_s}
                 if is_profiled:
-                    line["spans"] = [[name, "main", *span] for name, *span in step.spans if name in PHASES]
+                    line["spans"] = [[name, "main", *span] for name, *span in step.spans if name in USUAL]
                 lines.append(line)
             self.folder.sample_writer(record.cell_id, launch, rank)(lines)
         shapes = run.ranks[0]["gradients"]

@@ -15,7 +15,7 @@ from scaling.attach.answer import answer, first_lines
 from scaling.attach.arms import apart, switchable, why_skipped
 from scaling.attach.files import files_below, say_files
 from scaling.attach.findings import findings, to_confirm
-from scaling.attach.inside.arms import ARMS, LATER, NO_SWITCH, PROCESS, row_of
+from scaling.attach.inside.arms import ARMS, LATER, NO_SWITCH, PROCESS, TRACED_STEPS, row_of
 from scaling.attach.launch import Blocks, Run, run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.records import AttachedFolder
@@ -26,7 +26,6 @@ from scaling.store.files import inside
 
 FINISHED = "finished"  # in the folder of launches, once there are no more
 
-TRACED_STEPS = 5
 LONGEST_RATIO, LONGER_S = 3.0, 20.0
 """A run may take so many times what the first one took, and so much more: an arm that hangs is ended then."""
 
@@ -207,16 +206,17 @@ class _Session:
         blocks = Blocks(tuple(arms), seed, self.plan.budget_s, self._is_enough) if len(arms) > 1 else None
         self.say(f"{self._position + 1}: {name}, launch {launch + 1}")
         self._log, self._number = self.out / "launches" / f"{self._position:03d}-{name}", launch
+        started = time.monotonic()
         run = run_arm(
             self.plan.command, name, self._log, warmup=self.plan.warmup, steps=self.plan.steps,
             deadline_s=self._deadline_s, cwd=Path.cwd(), device=self.measured.device, began_s=self._began_s,
             blocks=blocks, until_epoch=self.plan.until_epoch and (blocks is not None or row_of(name).is_bare),
         )  # fmt: skip
-        self._under_way = None
+        self._under_way, took_s = None, time.monotonic() - started
         if run.reason is not None:
             self.say(f"  not measured, because {run.reason}")
         elif not self._position:
-            self._deadline_s = min(self._deadline_s, LONGEST_RATIO * run.took_s + LONGER_S)
+            self._deadline_s = min(self._deadline_s, LONGEST_RATIO * took_s + LONGER_S)
         elif row_of(name).is_traced:
             paths = [self._log / f"trace-rank{rank}.json.gz" for rank in range(len(run.ranks))]
             self.traced = read_traces([path for path in paths if path.exists()], TRACED_STEPS)
@@ -244,9 +244,7 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
     signal.signal(signal.SIGTERM, _terminate)
     quiet_since = time.monotonic()
     while not (launches / FINISHED).exists():
-        orders = sorted(
-            order_file for order_file in launches.glob("*/order.json") if order_file.parent.name not in joined
-        )
+        orders = sorted(file for file in launches.glob("*/order.json") if file.parent.name not in joined)
         for order_file in orders[:1]:
             joined.add(order_file.parent.name)
             wanted = json.loads(order_file.read_text())

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from launchers import processes
-from scaling.attach.inside.arms import NO_SWITCH
+from scaling.attach.inside.arms import NO_SWITCH, TRACED_STEPS
 from scaling.attach.launch import Blocks, run_arm
 from scaling.attach.marks import medians_s, phases_s, steady
 from scaling.attach.measured import Measured
-from scaling.attach.study import TRACED_STEPS
 from scaling.attach.trace import read_traces
 from tests.ranks import free_port
 from tests.waiting import LIMIT_S, wait_until

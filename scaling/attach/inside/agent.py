@@ -22,11 +22,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from .arms import ARMS, NO_STEP, NO_SWITCH, Arm
+from .arms import ARMS, NO_STEP, NO_SWITCH, TRACED_STEPS, Arm
 from .plan import Plan
 from .record import write
-
-TRACED_STEPS = 5
 
 UNWRAPPED = 3
 """Steps of an optimizer before those of a script without DDP count: a model may be wrapped after some."""

@@ -12,6 +12,7 @@ NO_SWITCH = "arms cannot be switched within the process: "  # then each arm is a
 NO_STEP = "it ended before an optimizer's step"
 """What a rank says that has seen no error; one that `mp.spawn` started sees none of its own."""
 
+TRACED_STEPS = 5
 LONGEST_BLOCK = 7  # steps of an arm in a round, at most
 
 SWITCHED, LATER, PROCESS = "switched", "switched, from the second launch on", "a process of its own"

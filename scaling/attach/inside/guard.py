@@ -74,7 +74,7 @@ class Guard:
             (os, "symlink", functools.partial(self._begin, 1)),
             (os, "link", self._link),
             (os, "chmod chown lchown utime setxattr removexattr", self._change),
-            (os, "open", self._opened_low),
+            (os, "open", self._open),
             (os, "truncate", lambda call, path, length: call(self.changed(path), length)),
             (os.path, "getsize", lambda call, filename: call(self.latest(filename))),
             (shutil, "move", self._rename),
@@ -163,9 +163,7 @@ class Guard:
         opened = self._write(file, mode, *arguments, **named)
         return self.watch(opened) if "b" in mode and set(mode) & set("wxa") else opened
 
-    def _opened_low(
-        self, call: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
-    ) -> Any:
+    def _open(self, call: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
         if flags & os.O_EXCL:
             place = self._anew(path, dir_fd)
         elif flags & _WRITES:

@@ -81,9 +81,8 @@ def own_or_left_out(agent: Agent, name: str, call: Any) -> Any:
     def called(*arguments: Any, **options: Any) -> Any:
         if agent.is_armed:
             agent.collectives[name] += 1
-            agent.passed += sum(
-                one.numel() for one in (*arguments[:1], *options.values()) if torch.is_tensor(one)
-            )
+            given = (*arguments[:1], *options.values())
+            agent.passed += sum(one.numel() for one in given if torch.is_tensor(one))
         if not agent.leaves_out_collectives or name not in SAFE or options.get("async_op"):
             return call(*arguments, **options)
         if name.startswith("all_gather"):
@@ -310,9 +309,7 @@ def _evaluations(agent: Agent) -> None:
         for model in agent.models:
             inner = getattr(model, "module", model)
             wrapped += [model, inner, getattr(inner, "_orig_mod", inner)]
-        return any(
-            candidate is module or candidate is getattr(module, "_orig_mod", module) for candidate in wrapped
-        )
+        return any(one is module or one is getattr(module, "_orig_mod", module) for one in wrapped)
 
     @around(torch.nn.Module, "eval")
     def _(evaluate: Any, self: Any) -> Any:

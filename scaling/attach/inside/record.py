@@ -73,9 +73,7 @@ def times_s(agent: Any) -> list[list[float]]:
     torch.cuda.synchronize()
     index, events = next(iter(agent.events.items()))
     first, first_s = events[0], agent.marks[index][0]
-    return [
-        [first_s + first.elapsed_time(event) / 1e3 for event in events] for events in agent.events.values()
-    ]
+    return [[first_s + first.elapsed_time(end) / 1e3 for end in ends] for ends in agent.events.values()]
 
 
 def _bucket_bytes(agent: Any) -> list[int]:
