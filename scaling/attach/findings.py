@@ -61,12 +61,8 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Finding]:
 
 
 def _claimed(candidates: Sequence[Finding], spread: float) -> list[Finding]:
-    return [
-        finding
-        for finding in candidates
-        if (ratio := finding.values["ratio"]) >= LEAST_UNPAIRED.get(finding.kind, LEAST)
-        and (ratio > spread or finding.kind in (*CAUSES, "uneven"))
-    ]
+    large = [one for one in candidates if one.values["ratio"] >= LEAST_UNPAIRED.get(one.kind, LEAST)]
+    return [one for one in large if one.values["ratio"] > spread or one.kind in (*CAUSES, "uneven")]
 
 
 def _of_slow_ranks(measured: Measured, slow: SlowRank | None, spread: float) -> Iterator[Finding]:

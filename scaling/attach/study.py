@@ -87,10 +87,8 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str]
     say_files(ranks, out, cwd, before, files_below(cwd, out), say)
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
-    gains = [
-        {**asdict(finding), "advice": text_of(finding, "advice")}
-        for finding in findings(measured, session.traced)
-    ]
+    found = findings(measured, session.traced)
+    gains = [{**asdict(one), "advice": text_of(one, "advice")} for one in found]
     folder.folder.write_text("findings.json", json.dumps(gains, indent=1) + "\n")
     return lines, code
 

@@ -97,11 +97,8 @@ class Guard:
 
     def _has_older(self, path: Any) -> bool:
         """Whether something in a folder is older: a folder is as old as its last entry."""
-        return any(
-            self._age(os.path.join(place, name)) == "older"
-            for place, folders, files in os.walk(path)
-            for name in (*folders, *files)
-        )
+        entries = (os.path.join(at, name) for at, folders, files in os.walk(path) for name in folders + files)
+        return any(self._age(entry) == "older" for entry in entries)
 
     def _keep(self, path: Any, dir_fd: int | None = None, *, is_removed: bool = False) -> None:
         name = os.path.abspath(_absolute(path, dir_fd))
