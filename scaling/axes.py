@@ -90,45 +90,26 @@ def _as_it_is(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Axis:
-    """A variable.
+    """A variable."""
 
-    Attributes:
-        name: its key in a cell.
-        dtype: pandas' type of its column.
-        holds: what a cell has of it: a "scalar" of its type, a "mapping", or "numbers".
-        least, most: of a number.
-        default: what it was in folders that lack it, and what None stands for.
-        older: the same, where that depends on the cell's other values.
-        later: it came after cells had identities: it is no part of one while it has its default, so that
-            cells that were measured before stay the same.
-        was: its key in the identity, where that was its name before.
-        kinds: of cells that always have it; in others it may be missing.
-        shared: with which cells.
-        role: to the reader.
-        label: a format of its value, for titles and names; empty: its name and the value.
-        short: the same where there is little room; empty: as `label`.
-        column: of summary.csv; None: the name; empty: it has none.
-        labelled: whether tables have the label that the cell has as `<name>_label`.
-        show: from the value of a cell that has it to that of the column.
-    """
-
-    name: str
-    dtype: str = "string"
-    default: Any = None
-    holds: str = "scalar"
-    least: float = 0
+    name: str  # its key in a cell
+    dtype: str = "string"  # pandas' type of its column
+    default: Any = None  # what it was in folders that lack it, and what None stands for
+    holds: str = "scalar"  # what a cell has of it: a "scalar" of its type, a "mapping", or "numbers"
+    least: float = 0  # least, most: of a number
     most: float = LARGEST_COUNT
+    # It came after cells had identities: no part of one while it has its default, so that old ones stay.
     later: bool = False
-    was: str = ""
-    kinds: tuple[str, ...] = TRAINED
-    shared: Shared = Shared.ALL
-    role: Role = Role.RECIPE
-    label: str = ""
-    short: str = ""
-    column: str | None = None
-    labelled: bool = False
-    show: Callable[[Any], Any] = _as_it_is
-    older: Callable[[Mapping[str, Any]], Any] | None = None
+    was: str = ""  # its key in the identity, where that was its name before
+    kinds: tuple[str, ...] = TRAINED  # of cells that always have it; in others it may be missing
+    shared: Shared = Shared.ALL  # with which cells
+    role: Role = Role.RECIPE  # to the reader
+    label: str = ""  # a format of its value, for titles and names; empty: its name and the value
+    short: str = ""  # the same where there is little room; empty: as `label`
+    column: str | None = None  # of summary.csv; None: the name; empty: it has none
+    labelled: bool = False  # whether tables have the label that the cell has as `<name>_label`
+    show: Callable[[Any], Any] = _as_it_is  # from the value of a cell that has it to that of the column
+    older: Callable[[Mapping[str, Any]], Any] | None = None  # the default, where other values decide it
 
     @property
     def key(self) -> str:

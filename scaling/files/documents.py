@@ -28,10 +28,8 @@ MAX_YAML_BYTES = 2 << 20
 MAX_BYTES = 1 << 30
 LEAST_PIECE_BYTES = 512
 MAX_DEPTH = 64
-MAX_VALUES = 200_000
-"""Of a YAML document, aliases expanded."""
-MAX_BITS = 1000
-"""Of a whole number: one that is no longer a float cannot be computed with."""
+MAX_VALUES = 200_000  # of a YAML document, aliases expanded
+MAX_BITS = 1000  # of a whole number: one that is no longer a float cannot be computed with
 
 Key = str | int
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-TUPLE = "()"
-"""The one key of an object that stands for a tuple."""
+TUPLE = "()"  # the one key of an object that stands for a tuple
 
 
 def written(value: Any) -> str:

@@ -23,8 +23,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
 _FOLDERS = ("PWD", "OLDPWD")
 _NO_SECRET = re.compile(r"(?i)none|null|true|false|value")
 _NUMBER = re.compile(r"[\d.,]+")
-_LEAST_LENGTH = 6
-"""Of a variable's value, to be looked for in texts."""
+_LEAST_LENGTH = 6  # of a variable's value, to be looked for in texts
 
 _NAME = re.compile(
     r"(?i)(?:secret|token|credential|webhook|key|auth|bearer|pwd|pw|pass|pat|jwt|sig|signature|cookie)"

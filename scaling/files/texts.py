@@ -6,8 +6,7 @@ import textwrap
 import unicodedata
 from collections.abc import Sequence
 
-WIDTH = 80
-"""Of a terminal."""
+WIDTH = 80  # of a terminal
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 

@@ -49,18 +49,12 @@ SIGNATURE_LENGTH = 64
 
 @dataclass(frozen=True)
 class RankPlace:
-    """A rank, as a process of its host can find it.
+    """A rank, as a process of its host can find it."""
 
-    Attributes:
-        processes: host and process numbers: containers of one host have their own, and maybe one name.
-        pid: of its process.
-        page: the descriptor of its heartbeat there; -1: it has none.
-        meeting: of watchers, where rank 0 offers one: host, port, and a token where the launch has none.
-    """
-
-    processes: str
-    pid: int
-    page: int
+    processes: str  # host and process numbers: containers of one host have their own, and maybe one name
+    pid: int  # of its process
+    page: int  # the descriptor of its heartbeat there; -1: it has none
+    # of watchers, where rank 0 offers one: host, port, and a token where the launch has none
     meeting: tuple[str, int, str] | None = None
 
 

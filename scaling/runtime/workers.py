@@ -58,14 +58,12 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """How a cell ended on all ranks. `reason`: why it failed, from the rank that failed first; None if every
-    rank finished; `can_go_on`: every rank has left the cell, and none has lost its device; `summaries`: what
-    each finished rank has to say, by rank; `failure_kind`: of the same failure (`scaling.store.failures`)."""
+    """How a cell ended on all ranks."""
 
-    reason: str | None
-    can_go_on: bool
-    summaries: list[Any]
-    failure_kind: str | None = None
+    reason: str | None  # why it failed, from the rank that failed first; None if every rank finished
+    can_go_on: bool  # every rank has left the cell, and none has lost its device
+    summaries: list[Any]  # what each finished rank has to say, by rank
+    failure_kind: str | None = None  # of the same failure (`scaling.store.failures`)
 
 
 class Workers:
@@ -331,16 +329,13 @@ def _is_lost(device: torch.device) -> bool:
     return False
 
 
-EXIT_STOPPED = 130
-"""What an interrupted shell command gives, and `scaling run`."""
+EXIT_STOPPED = 130  # what an interrupted shell command gives, and `scaling run`
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
-RECORDING = threading.Lock()
-"""Held while a run's end is recorded: a run that is done is not put back."""
+RECORDING = threading.Lock()  # Held while a run's end is recorded: a run that is done is not put back
 
-HEAD_START_S = 1.0
-"""What rank 0 has before the others leave: their end would fail the cell there."""
+HEAD_START_S = 1.0  # what rank 0 has before the others leave: their end would fail the cell there
 
 
 def close_runs(folder: ResultsFolder, rank: int, world_size: int) -> None:

@@ -11,7 +11,7 @@ from scaling.errors import StoreError
 from scaling.files.documents import from_json, from_yaml
 from scaling.files.texts import is_clean
 from scaling.store.files import read_document
-from scaling.store.schemas import Count, Finite, OpenModel, Positive, Seconds, Size
+from scaling.store.schemas import Count, Finite, OpenModel, Positive, Seconds, Size, optional
 from scaling.store.upgrades import upgraded_launch_times, upgraded_prediction, with_new_keys
 
 MEND_TOPOLOGY = "restore it, or delete it: reports do without it"
@@ -85,33 +85,19 @@ class StudyModel(OpenModel):
     notes: list[str] | None = None
 
 
-class _CpuModel(OpenModel):
-    model: str | None = None
-    usable_cores: Size | None = None
-    cores: Size | None = None
+_CpuModel = optional((str, "model"), (Size, "usable_cores cores"))
+_GpuNameModel = optional((str, "name"), (Count, "memory_bytes"))
+_GitModel = optional((str, "commit"), (bool, "dirty"))
 
-
-class _GpuNameModel(OpenModel):
-    name: str | None = None
-    memory_bytes: Count | None = None
-
-
-class _GitModel(OpenModel):
-    commit: str | None = None
-    dirty: bool | None = None
-
-
-class EnvironmentModel(OpenModel):
-    """environment.json."""
-
-    hostname: str | None = None
-    cpu: _CpuModel | None = None
-    gpus: list[_GpuNameModel] | None = None
-    memory_bytes: Count | None = None
-    versions: dict[str, Any] | None = None
-    settings: dict[str, str] | None = None
-    variables: dict[str, str] | None = None
-    git: _GitModel | None = None
+EnvironmentModel = optional(
+    (str, "hostname"),
+    (Count, "memory_bytes"),
+    (_CpuModel, "cpu"),
+    (list[_GpuNameModel], "gpus"),
+    (_GitModel, "git"),
+    (dict[str, Any], "versions"),
+    (dict[str, str], "settings variables"),
+)
 
 
 class TermModel(OpenModel):
@@ -121,36 +107,20 @@ class TermModel(OpenModel):
     choice: str | None = None
 
 
-class PredictionModel(OpenModel):
+class PredictionModel(  # type: ignore[misc]
+    optional(
+        (str, "cell_id model dataset aggregator step topology busiest_link reason input_placement"),
+        (str, "transport way memory_format augmentation"),  # `way`: the name of `transport` before
+        (Size, "world_size"),
+        (Count, "local_batch global_batch"),
+        (Positive, "bucket_mb iteration_s"),
+        (bool, "peer_access tf32"),
+        (Seconds, "iteration_s_low iteration_s_high compute_s exchange_s exposed_comm_s"),
+        (list[TermModel], "terms"),
+        (list[str], "notes"),
+    )
+):
     """A cell's prediction; one that was not possible has a reason in place of times."""
-
-    cell_id: str | None = None
-    model: str | None = None
-    dataset: str | None = None
-    aggregator: str | None = None
-    step: str | None = None
-    topology: str | None = None
-    way: str | None = None  # its name before `transport`
-    transport: str | None = None
-    busiest_link: str | None = None
-    reason: str | None = None
-    world_size: Size | None = None
-    local_batch: Count | None = None
-    global_batch: Count | None = None
-    bucket_mb: Positive | None = None
-    input_placement: str | None = None
-    peer_access: bool | None = None
-    tf32: bool | None = None
-    memory_format: str | None = None
-    augmentation: str | None = None
-    iteration_s: Positive | None = None
-    iteration_s_low: Seconds | None = None
-    iteration_s_high: Seconds | None = None
-    compute_s: Seconds | None = None
-    exchange_s: Seconds | None = None
-    exposed_comm_s: Seconds | None = None
-    terms: list[TermModel] | None = None
-    notes: list[str] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> PredictionModel:
@@ -187,20 +157,11 @@ class SheetModel(OpenModel):
     host_us_per_bucket: Finite | None = None
 
 
-class _CellTimesModel(OpenModel):
-    cell_id: str | None = None
-    setup_s: Seconds | None = None
-    warmup_s: Seconds | None = None
-    unprofiled_s: Seconds | None = None
-    profiled_s: Seconds | None = None
-    other_s: Seconds | None = None
+_CellTimesModel = optional((str, "cell_id"), (Seconds, "setup_s warmup_s unprofiled_s profiled_s other_s"))
 
-
-class LaunchTimesModel(OpenModel):
-    """launches/<number>.json."""
-
-    world_size: Size | None = None
-    repeat: Count | None = None
-    start_up_s: Seconds | None = None
-    total_s: Seconds | None = None
-    cells: list[_CellTimesModel] | None = None
+LaunchTimesModel = optional(
+    (Size, "world_size"),
+    (Count, "repeat"),
+    (Seconds, "start_up_s total_s"),
+    (list[_CellTimesModel], "cells"),
+)

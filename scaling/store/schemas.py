@@ -61,6 +61,12 @@ class OpenModel(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
+def optional(*fields: tuple[Any, str], base: Any = OpenModel) -> Any:
+    """A model in which keys may be missing or null: the type that they have else, and their names."""
+    names = {name: (kind | None, None) for kind, words in fields for name in words.split()}
+    return create_model("Optional", __base__=base, **names)
+
+
 # -- run.json ------------------------------------------------------------------------------------------------
 
 _ANY_KIND = ("kind", "device", "world_size")
@@ -104,33 +110,27 @@ _OLD_KEYS: dict[str, Any] = {
 _Variables: Any = create_model("_Variables", __base__=OpenModel, **_VARIABLES, **_OLD_KEYS)
 
 
-class CellModel(_Variables):  # type: ignore[misc]
+class CellModel(  # type: ignore[misc]
+    optional(
+        (Literal["strong", "weak"], "scaling"),
+        (str, "model_label dataset_label aggregator_label"),
+        (Annotated[str, Field(min_length=1)], "experiment"),
+        (Size, "launch_threads"),
+        (Count, "warmup iterations profiled_iterations epochs"),
+        (Positive, "precision_goal"),
+        (Seconds, "min_seconds max_seconds seconds limit_s"),
+        (Finite, "target_accuracy"),
+        (bool, "exchanges lossy keep_checkpoints"),
+        base=_Variables,
+    )
+):
     """A cell: its variables, of `scaling.axes`, and what else it says; the kind says which it must have."""
 
     kind: Annotated[str, Field(min_length=1)]
     device: str
     world_size: Size
-    scaling: Literal["strong", "weak"] | None = None
-    model_label: str | None = None
-    dataset_label: str | None = None
-    aggregator_label: str | None = None
-    launch_threads: Size | None = None
-    warmup: Count | None = None
-    iterations: Count | None = None
-    precision_goal: Positive | None = None
-    min_seconds: Seconds | None = None
-    max_seconds: Seconds | None = None
-    profiled_iterations: Count | None = None
-    epochs: Count | None = None
-    target_accuracy: Finite | None = None
-    exchanges: bool | None = None
-    lossy: bool | None = None
-    keep_checkpoints: bool | None = None
-    experiment: Annotated[str, Field(min_length=1)] | None = None
     parameters: dict[str, Any] = {}
     point: dict[str, Scalar] = {}
-    seconds: Seconds | None = None
-    limit_s: Seconds | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -147,54 +147,26 @@ class CellModel(_Variables):  # type: ignore[misc]
         return values
 
 
-class LaunchModel(OpenModel):
-    launcher: str | None = None
-    host: str | None = None
-    boot: str | None = None
-    job_id: str | None = None
-    mpi: str | None = None
-    horovod: str | None = None
-    num_nodes: Size | None = None
-    nodes: list[str] | None = None
-    workers_per_gpu: Size | None = None
-    position: Count | None = None
-    code_changes: Count | None = None
-    started_at: Time | None = None
-    finished_at: Time | None = None
-    campaign: str | None = None
-    environment: str | None = None
+LaunchModel = optional(
+    (str, "launcher host boot job_id mpi horovod campaign environment"),
+    (Size, "num_nodes workers_per_gpu"),
+    (list[str], "nodes"),
+    (Count, "position code_changes"),
+    (Time, "started_at finished_at"),
+)
+GpuModel = optional(
+    (Seconds, "window_s energy_j energy_per_sample_j sm_clock_before_hz sm_clock_after_hz"),
+    (Seconds, "memory_clock_before_hz memory_clock_after_hz"),
+    (Positive, "sm_clock_max_hz"),
+    (Finite, "mean_power_w power_after_w power_limit_w temperature_before_c temperature_after_c"),
+    (Count, "memory_used_bytes other_processes other_processes_memory_bytes"),
+    (dict[str, Seconds], "throttled_s"),
+    (list[str], "throttle_reasons"),
+)
+"""What was read of a rank's GPU (`scaling.measure.power`)."""
 
-
-class GpuModel(OpenModel):
-    """What was read of a rank's GPU (`scaling.measure.power`)."""
-
-    window_s: Seconds | None = None
-    energy_j: Seconds | None = None
-    energy_per_sample_j: Seconds | None = None
-    mean_power_w: Finite | None = None
-    power_after_w: Finite | None = None
-    power_limit_w: Finite | None = None
-    sm_clock_before_hz: Seconds | None = None
-    sm_clock_after_hz: Seconds | None = None
-    sm_clock_max_hz: Positive | None = None
-    memory_clock_before_hz: Seconds | None = None
-    memory_clock_after_hz: Seconds | None = None
-    temperature_before_c: Finite | None = None
-    temperature_after_c: Finite | None = None
-    memory_used_bytes: Count | None = None
-    other_processes: Count | None = None
-    other_processes_memory_bytes: Count | None = None
-    throttled_s: dict[str, Seconds] | None = None
-    throttle_reasons: list[str] | None = None
-
-
-class HostModel(OpenModel):
-    """What was read of a rank's process (`scaling.measure.host`)."""
-
-    window_s: Seconds | None = None
-    cpu_s: Seconds | None = None
-    queued_s: Seconds | None = None
-    cores: list[Count] | None = None
+HostModel = optional((Seconds, "window_s cpu_s queued_s"), (list[Count], "cores"))
+"""What was read of a rank's process (`scaling.measure.host`)."""
 
 
 class MatrixRateModel(OpenModel):
@@ -207,31 +179,24 @@ class MatrixRateModel(OpenModel):
     num_samples: Count
 
 
-class SummaryModel(OpenModel):
-    num_parameters: Count | None = None
-    wire_bytes_per_rank: list[Count] | None = None
-    messages_per_rank: list[Count | None] | None = None
-    memory_peak_bytes: list[Count | None] | None = None
-    peak_device_memory_bytes: list[Count | None] | None = None
-    warmup_iterations: Count | None = None
-    checksums: dict[str, str] | None = None
-    seconds: dict[str, Seconds | None] | None = None
-    warmup_end: str | None = None
-    stop_reason: str | None = None
-    block_iterations: list[Annotated[int, Field(ge=1, lt=2**62)]] | None = None
-    clock_uncertainty_s: list[Seconds | None] | None = None
-    gpu: list[GpuModel | None] | None = None
-    power: list[GpuModel | None] | None = None
-    host: list[HostModel | None] | None = None
+class SummaryModel(  # type: ignore[misc]
+    optional(
+        (Count, "num_parameters warmup_iterations model_flops tokens_per_sample"),
+        (list[Count], "wire_bytes_per_rank bucket_bytes"),
+        (list[Count | None], "messages_per_rank memory_peak_bytes peak_device_memory_bytes"),
+        (list[Count | None], "optimizer_state_bytes"),
+        (list[Annotated[int, Field(ge=1, lt=2**62)]], "block_iterations"),
+        (dict[str, str], "checksums"),
+        (dict[str, Seconds | None], "seconds"),
+        (list[Seconds | None], "clock_uncertainty_s"),
+        (str, "warmup_end stop_reason tensor_shapes failure_kind"),
+        (list[GpuModel | None], "gpu power"),
+        (list[HostModel | None], "host"),
+        (list[MatrixRateModel | None], "matrix_rate"),
+    )
+):
     data_in_host_memory: list[bool] = []
-    model_flops: Count | None = None
-    matrix_rate: list[MatrixRateModel | None] | None = None
-    tokens_per_sample: Count | None = None
-    optimizer_state_bytes: list[Count | None] | None = None
     hosts_before: list[str] = []
-    tensor_shapes: str | None = None
-    bucket_bytes: list[Count] | None = None
-    failure_kind: str | None = None
 
 
 class RunModel(BaseModel):
@@ -243,7 +208,7 @@ class RunModel(BaseModel):
     state: Literal["planned", "running", "done", "failed"] = "planned"
     reason: str | None = None
     deaths: Count = 0
-    launch: LaunchModel = LaunchModel()
+    launch: LaunchModel = LaunchModel()  # type: ignore[valid-type]
     notes: list[str] = []
     summary: SummaryModel = SummaryModel()
     schema_version: int
