@@ -39,12 +39,13 @@ def run_against(
     from scaling.errors import StoreError
     from scaling.store import ResultsFolder
     from scaling.store.files import part_of
-    from scaling.study.campaign import SIDES, other_environment
+    from scaling.study.campaign import SIDES, other_environment, require_same_cells
     from scaling.study.launches import CommandTimes
     from scaling.study.overrides import load_study, study_file
-    from scaling.study.prepare import prepare
+    from scaling.study.prepare import check_settings, prepare
     from scaling.study.run import retry_failed as reset_failed
     from scaling.study.scope import runnable
+    from scaling.study.trial import sized_study
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 
     loaded = load_study(study, overrides)
@@ -57,13 +58,17 @@ def run_against(
         if scope.launcher.forks_workers:
             zygotes_of_other.begin()
         file = str(study_file(study))
-        overrides, resolved = _resolved(file, list(overrides), folders, other, scope, zygotes)
+        loaded, overrides, resolved = sized_study(
+            file, loaded, list(overrides), scope.launcher.num_nodes, folders[0], note, zygotes
+        )
+        check_settings(resolved, other.workers.variables_from(os.environ))
+        require_same_cells(other, file, overrides, folders[1].path, resolved)
         can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=None)
         with ExitStack() as locks:
             for folder in folders:
                 locks.enter_context(scope.lock(folder))
             # The other environment's first workers prepare its folder.
-            prepare(folders[0], load_study(file, overrides), resolved)
+            prepare(folders[0], loaded, resolved)
             for line in can_run.record_missing_libraries(folders[0]):
                 note(line)
             if retry_failed:
@@ -76,34 +81,6 @@ def run_against(
                 times.reporting()
                 times.write()
     _end(folders, out, times)
-
-
-def _resolved(
-    file: str,
-    overrides: list[str],
-    folders: Sequence[ResultsFolder],
-    other: OtherEnvironment,
-    scope: Scope,
-    zygotes: Zygotes,
-) -> tuple[list[str], ResolvedStudy]:
-    """The study as both environments resolve it, with the overrides that size its batches."""
-    from scaling.study.campaign import require_same_cells
-    from scaling.study.overrides import load_study
-    from scaling.study.prepare import check_settings, this_machine
-    from scaling.study.resolve import resolve
-    from scaling.study.trial import trial_overrides
-
-    loaded = load_study(file, overrides)
-    machine = this_machine(scope.launcher.num_nodes)
-    if sized := trial_overrides(loaded, machine, folders[0], note, zygotes):
-        overrides = [*overrides, *sized]
-        loaded = load_study(file, overrides)
-    resolved = resolve(loaded, machine)
-    for text in resolved.notes:
-        note(text)
-    check_settings(resolved, other.workers.variables_from(os.environ))
-    require_same_cells(other, file, overrides, folders[1].path, resolved)
-    return overrides, resolved
 
 
 def _run(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +11,7 @@ import typer
 from typer import Option
 
 from scaling.cli.options import Out, Overrides, StudyArgument, note
-from scaling.cli.run import measured
+from scaling.cli.run import measured, workers
 from scaling.errors import ScalingError
 from scaling.files.texts import folded
 
@@ -38,23 +36,16 @@ def tune(
     A probe of two cells shows when gradients are ready and what exchanges take. The best partitions by that
     are measured with DDP's default and the step without exchange, then the fastest again with the default.
     """
-    from launchers.local import LocalLauncher
-    from launchers.zygote import Zygotes
     from scaling.prediction.buckets import to_measure
     from scaling.report.text import text_of
     from scaling.store.files import part_of
     from scaling.study.overrides import load_study
     from scaling.study.prepare import this_machine
     from scaling.study.resolve import resolve
-    from scaling.study.scope import scope_for
     from scaling.study.tuning import cells_to_tune, deciding_study, measured_study, probe_study
-    from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
     from scaling.training.ddp import TAKES_SIZES
 
-    scope = scope_for("local", None, None, os.environ)
-    with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
-        if LocalLauncher.forks_workers:
-            zygotes.begin()
+    with workers("local") as (scope, zygotes):
         loaded = load_study(study, overrides or [])
         resolved = resolve(loaded, this_machine(scope.launcher.num_nodes))
         cells = cells_to_tune(loaded, resolved)

@@ -93,7 +93,7 @@ EnvironmentModel = optional(
     (str, "hostname"),
     (Count, "memory_bytes"),
     (_CpuModel, "cpu"),
-    (list[_GpuNameModel], "gpus"),
+    (list[_GpuNameModel], "gpus"),  # type: ignore[valid-type]
     (_GitModel, "git"),
     (dict[str, Any], "versions"),
     (dict[str, str], "settings variables"),
@@ -107,19 +107,20 @@ class TermModel(OpenModel):
     choice: str | None = None
 
 
-class PredictionModel(  # type: ignore[misc]
-    optional(
-        (str, "cell_id model dataset aggregator step topology busiest_link reason input_placement"),
-        (str, "transport way memory_format augmentation"),  # `way`: the name of `transport` before
-        (Size, "world_size"),
-        (Count, "local_batch global_batch"),
-        (Positive, "bucket_mb iteration_s"),
-        (bool, "peer_access tf32"),
-        (Seconds, "iteration_s_low iteration_s_high compute_s exchange_s exposed_comm_s"),
-        (list[TermModel], "terms"),
-        (list[str], "notes"),
-    )
-):
+_PredictionKeys: Any = optional(
+    (str, "cell_id model dataset aggregator step topology busiest_link reason input_placement"),
+    (str, "transport way memory_format augmentation"),  # `way`: the name of `transport` before
+    (Size, "world_size"),
+    (Count, "local_batch global_batch"),
+    (Positive, "bucket_mb iteration_s"),
+    (bool, "peer_access tf32"),
+    (Seconds, "iteration_s_low iteration_s_high compute_s exchange_s exposed_comm_s"),
+    (list[TermModel], "terms"),
+    (list[str], "notes"),
+)
+
+
+class PredictionModel(_PredictionKeys):  # type: ignore[misc]
     """A cell's prediction; one that was not possible has a reason in place of times."""
 
     @model_validator(mode="after")
@@ -163,5 +164,5 @@ LaunchTimesModel = optional(
     (Size, "world_size"),
     (Count, "repeat"),
     (Seconds, "start_up_s total_s"),
-    (list[_CellTimesModel], "cells"),
+    (list[_CellTimesModel], "cells"),  # type: ignore[valid-type]
 )

@@ -107,7 +107,14 @@ Span = Annotated[tuple[str, str, Seconds, Seconds], Field(strict=False)]
 """[phase, lane, start, stop], in seconds after the step's start; a list, as JSON has no tuples."""
 
 
-class IterationLine(_Line):
+_PHASES = (
+    *("input", "h2d", "forward", "backward", "encode", "d2h", "communicate", "reduce", "decode", "clip"),
+    *("update", "h2d_result", "wait"),
+)
+_PhaseTimes: Any = TypedDict("_PhaseTimes", {f"{name}_s": NotRequired[Seconds] for name in _PHASES})  # type: ignore[misc]
+
+
+class IterationLine(_Line, _PhaseTimes):
     """A step of a timed cell, or several as one: `steps`; older folders have `<phase>_s`, not `spans`."""
 
     iteration: Count
@@ -118,19 +125,6 @@ class IterationLine(_Line):
     start_s: NotRequired[Seconds | None]
     spans: NotRequired[list[Span]]
     behind_s: NotRequired[dict[str, Finite] | None]
-    input_s: NotRequired[Seconds]
-    h2d_s: NotRequired[Seconds]
-    forward_s: NotRequired[Seconds]
-    backward_s: NotRequired[Seconds]
-    encode_s: NotRequired[Seconds]
-    d2h_s: NotRequired[Seconds]
-    communicate_s: NotRequired[Seconds]
-    reduce_s: NotRequired[Seconds]
-    decode_s: NotRequired[Seconds]
-    clip_s: NotRequired[Seconds]
-    update_s: NotRequired[Seconds]
-    h2d_result_s: NotRequired[Seconds]
-    wait_s: NotRequired[Seconds]
 
 
 class NoiseSquares(_Line):

@@ -63,7 +63,7 @@ class OpenModel(BaseModel):
 
 def optional(*fields: tuple[Any, str], base: Any = OpenModel) -> Any:
     """A model in which keys may be missing or null: the type that they have else, and their names."""
-    names = {name: (kind | None, None) for kind, words in fields for name in words.split()}
+    names: dict[str, Any] = {name: (kind | None, None) for kind, words in fields for name in words.split()}
     return create_model("Optional", __base__=base, **names)
 
 
@@ -110,20 +110,21 @@ _OLD_KEYS: dict[str, Any] = {
 _Variables: Any = create_model("_Variables", __base__=OpenModel, **_VARIABLES, **_OLD_KEYS)
 
 
-class CellModel(  # type: ignore[misc]
-    optional(
-        (Literal["strong", "weak"], "scaling"),
-        (str, "model_label dataset_label aggregator_label"),
-        (Annotated[str, Field(min_length=1)], "experiment"),
-        (Size, "launch_threads"),
-        (Count, "warmup iterations profiled_iterations epochs"),
-        (Positive, "precision_goal"),
-        (Seconds, "min_seconds max_seconds seconds limit_s"),
-        (Finite, "target_accuracy"),
-        (bool, "exchanges lossy keep_checkpoints"),
-        base=_Variables,
-    )
-):
+_CellKeys: Any = optional(
+    (Literal["strong", "weak"], "scaling"),
+    (str, "model_label dataset_label aggregator_label"),
+    (Annotated[str, Field(min_length=1)], "experiment"),
+    (Size, "launch_threads"),
+    (Count, "warmup iterations profiled_iterations epochs"),
+    (Positive, "precision_goal"),
+    (Seconds, "min_seconds max_seconds seconds limit_s"),
+    (Finite, "target_accuracy"),
+    (bool, "exchanges lossy keep_checkpoints"),
+    base=_Variables,
+)
+
+
+class CellModel(_CellKeys):  # type: ignore[misc]
     """A cell: its variables, of `scaling.axes`, and what else it says; the kind says which it must have."""
 
     kind: Annotated[str, Field(min_length=1)]
@@ -179,22 +180,23 @@ class MatrixRateModel(OpenModel):
     num_samples: Count
 
 
-class SummaryModel(  # type: ignore[misc]
-    optional(
-        (Count, "num_parameters warmup_iterations model_flops tokens_per_sample"),
-        (list[Count], "wire_bytes_per_rank bucket_bytes"),
-        (list[Count | None], "messages_per_rank memory_peak_bytes peak_device_memory_bytes"),
-        (list[Count | None], "optimizer_state_bytes"),
-        (list[Annotated[int, Field(ge=1, lt=2**62)]], "block_iterations"),
-        (dict[str, str], "checksums"),
-        (dict[str, Seconds | None], "seconds"),
-        (list[Seconds | None], "clock_uncertainty_s"),
-        (str, "warmup_end stop_reason tensor_shapes failure_kind"),
-        (list[GpuModel | None], "gpu power"),
-        (list[HostModel | None], "host"),
-        (list[MatrixRateModel | None], "matrix_rate"),
-    )
-):
+_SummaryKeys: Any = optional(
+    (Count, "num_parameters warmup_iterations model_flops tokens_per_sample"),
+    (list[Count], "wire_bytes_per_rank bucket_bytes"),
+    (list[Count | None], "messages_per_rank memory_peak_bytes peak_device_memory_bytes"),
+    (list[Count | None], "optimizer_state_bytes"),
+    (list[Annotated[int, Field(ge=1, lt=2**62)]], "block_iterations"),
+    (dict[str, str], "checksums"),
+    (dict[str, Seconds | None], "seconds"),
+    (list[Seconds | None], "clock_uncertainty_s"),
+    (str, "warmup_end stop_reason tensor_shapes failure_kind"),
+    (list[GpuModel | None], "gpu power"),  # type: ignore[valid-type]
+    (list[HostModel | None], "host"),  # type: ignore[valid-type]
+    (list[MatrixRateModel | None], "matrix_rate"),
+)
+
+
+class SummaryModel(_SummaryKeys):  # type: ignore[misc]
     data_in_host_memory: list[bool] = []
     hosts_before: list[str] = []
 

@@ -51,12 +51,8 @@ class AnyCell(Protocol):
     def workers_per_gpu(self) -> int | None: ...  # that share a GPU; None where none do
     @property
     def id(self) -> str: ...  # twelve hexadecimal digits, of all that decides its result
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
-
-    def describe(self) -> str:
-        """One line for people."""
+    def to_dict(self) -> dict[str, Any]: ...  # all fields, as JSON has them
+    def describe(self) -> str: ...  # one line for people
 
 
 def digest(identity: Mapping[str, Any]) -> str:

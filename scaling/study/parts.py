@@ -219,24 +219,17 @@ class AnyPart(Strict):
     if TYPE_CHECKING:
 
         @property
-        def kind(self) -> str:
-            """A name of `scaling.study.kinds.KINDS`."""
-
+        def kind(self) -> str: ...  # a name of `scaling.study.kinds.KINDS`
         @property
-        def world_sizes(self) -> list[int] | Literal["auto", "all"]:
-            """Numbers of workers; or `auto`, or `all` (`scaling.study.places.sizes_of`)."""
-
+        def world_sizes(
+            self,
+        ) -> list[int] | Literal["auto", "all"]: ...  # see `places.sizes_of`
         @property
-        def repeats(self) -> int:
-            """How often each cell is run."""
-
+        def repeats(self) -> int: ...  # how often each cell is run
         @property
-        def device(self) -> Device:
-            """Where it runs."""
-
+        def device(self) -> Device: ...
         @property
-        def missing_devices(self) -> Literal["error", "drop"]:
-            """What becomes of world sizes for which there are too few GPUs."""
+        def missing_devices(self) -> Literal["error", "drop"]: ...  # of world sizes with too few GPUs
 
 
 class Part(AnyPart):

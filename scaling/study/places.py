@@ -52,14 +52,12 @@ def sizes_of(part: AnyPart, num_gpus: int, num_cores: int = CPU_WORKERS) -> list
     return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 
-def world_sizes_on(
-    part: Part, device: str, machine: AvailableMachine, where: str, notes: list[str]
-) -> list[int]:
+def world_sizes_on(part: Part, device: str, machine: AvailableMachine, notes: list[str]) -> list[int]:
     """The part's world sizes for which there are devices. Raises StudyError: there are too few."""
     available = machine.num_gpus * machine.num_nodes
     wanted = sizes_of(part, 0 if device == "cpu" else available, machine.num_cores * machine.num_nodes)
     if len(set(wanted)) != len(wanted):
-        raise StudyError(f"{where}world_sizes {wanted} holds a size twice")
+        raise StudyError(f"world_sizes {wanted} holds a size twice")
     if device == "cpu":
         crowded = [str(size) for size in wanted if size > machine.num_cores * machine.num_nodes]
         if part.world_sizes in SIZE_WORDS and crowded:
@@ -75,7 +73,7 @@ def world_sizes_on(
     if missing and (part.missing_devices == "error" or not available):
         share = way_out(part, max(missing), machine.num_gpus, machine.num_nodes)
         raise StudyError(
-            f"{where}world size {min(missing)} needs {-(-min(missing) // most)} GPUs{each} and {available} "
+            f"world size {min(missing)} needs {-(-min(missing) // most)} GPUs{each} and {available} "
             f"can be used; use {share}"
             + (f"world_sizes={sizes}, missing_devices=drop, or device=cpu" if sizes else "device=cpu")
         )
@@ -145,11 +143,7 @@ def way_out(part: AnyPart, world_size: int, num_gpus: int, num_nodes: int) -> st
 
 
 def check_sharing(
-    part: TrainingPart,
-    aggregators: Sequence[Aggregator[Any]],
-    sizes: Sequence[int],
-    num_gpus: int,
-    where: str,
+    part: TrainingPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], num_gpus: int
 ) -> None:
     """Refuses what workers that share a GPU cannot do. Raises StudyError: naming the rule and a way out."""
     if not sizes:
@@ -157,13 +151,13 @@ def check_sharing(
     which = f"world size {min(sizes)} on {_gpus(num_gpus)}"
     if "captured" in part.step:
         raise StudyError(
-            f"{where}step: captured needs a GPU a worker: at {which} workers share one (workers_per_gpu), "
+            f"step: captured needs a GPU a worker: at {which} workers share one (workers_per_gpu), "
             "their messages go through host memory, and a CUDA graph holds none of these; use step: eager"
         )
     for aggregator in aggregators:
         if (reason := _why_not(aggregator)) is not None:
             raise StudyError(
-                f"{where}aggregator {aggregator.label()!r} needs a GPU a worker, and at {which} "
+                f"aggregator {aggregator.label()!r} needs a GPU a worker, and at {which} "
                 f"workers share one (workers_per_gpu): {reason}"
             )
 

@@ -30,17 +30,15 @@ def resolve(study: Study, machine: AvailableMachine) -> ResolvedStudy:
         _require_few(num_combinations(part), _where(study, index))
     _require_few(sum(map(num_combinations, study.parts)), f"{study.name}: ")
     for index, part in enumerate(study.parts):
-        where = _where(study, index)
         try:
-            for cell in KINDS[part.kind].cells(part, machine, where, notes):
+            for cell in KINDS[part.kind].cells(part, machine, notes):
                 _require_own_label(cell, labelled)
                 cell_id = cell.id
                 cells[cell_id] = cell
                 part_of[cell_id] = index
                 repeats[cell_id] = max(part.repeats, repeats.get(cell_id, 0))
         except StudyError as error:
-            message = str(error)
-            raise StudyError(message if message.startswith(where) else f"{where}{message}") from error
+            raise StudyError(f"{_where(study, index)}{error}") from error
     _require_few(sum(repeats.values()), f"{study.name}: ", "runs")
     if not cells:
         # A part that is dropped as a whole says so in its note.

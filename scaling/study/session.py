@@ -20,11 +20,10 @@ from scaling.study.kinds import label_of
 from scaling.study.launches import CommandTimes, Launch
 from scaling.study.overrides import load_study
 from scaling.study.predicting import predict_cells, strategy_of
-from scaling.study.prepare import prepare, this_machine
+from scaling.study.prepare import prepare
 from scaling.study.progress import progress_for
-from scaling.study.resolve import resolve
 from scaling.study.scope import Scope, runnable
-from scaling.study.trial import trial_overrides
+from scaling.study.trial import sized_study
 from topologies.schema import load
 
 
@@ -118,16 +117,12 @@ def run_session(
     sizes are run; `report`: of the folder; calls the second argument before it writes the page."""
     loaded = load_study(study, overrides)
     zygotes.begin_more(max(part.repeats for part in loaded.parts))  # import while this process resolves
-    machine = this_machine(scope.launcher.num_nodes)
     folder, is_whole = ResultsFolder(out or Path("results") / loaded.name), scope.world_size is None
-    if sized := trial_overrides(loaded, machine, folder, note, zygotes):
-        overrides = [*overrides, *sized]
-        loaded = load_study(study, overrides)
-    resolved = resolve(loaded, machine)
+    loaded, overrides, resolved = sized_study(
+        study, loaded, overrides, scope.launcher.num_nodes, folder, note, zygotes
+    )
     scope.require_cells(resolved)
     can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=scope.world_size)
-    for text in resolved.notes:
-        note(text)
     with scope.lock(folder):
         prepare(folder, loaded, resolved)
         for line in can_run.record_missing_libraries(folder):

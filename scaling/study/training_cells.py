@@ -33,22 +33,20 @@ class TrainsCells(Protocol):
     """What a kind says of its cells (`scaling.study.kinds.training.TrainingKind`)."""
 
     def check(
-        self, part: Any, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str, where: str
+        self, part: Any, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str
     ) -> None: ...
 
-    def input_placements(self, part: Any) -> Sequence[str]: ...
-
-    def extent(self, workload: ChosenWorkload, part: Any, device: str, placement: str) -> dict[str, Any]: ...
+    def extents(self, workload: ChosenWorkload, part: Any, device: str) -> list[dict[str, Any]]: ...
 
 
 def training_cells(
-    kind: TrainsCells, part: TrainingPart, machine: AvailableMachine, where: str, notes: list[str]
+    kind: TrainsCells, part: TrainingPart, machine: AvailableMachine, notes: list[str]
 ) -> list[Cell]:
     """All combinations of a part; `notes` takes what was decided. Raises StudyError: one cannot be."""
     device = device_of(part, machine, notes)
-    sizes = world_sizes_on(part, device, machine, where, notes)
+    sizes = world_sizes_on(part, device, machine, notes)
     if part.world_sizes in SIZE_WORDS:
-        sizes = [size for size in sizes if _divides(part, size, where, notes)]
+        sizes = [size for size in sizes if _divides(part, size, notes)]
     if not sizes:
         return []
     shares = {size: workers_a_gpu(size, device, machine.num_gpus * machine.num_nodes) for size in sizes}
@@ -57,32 +55,32 @@ def training_cells(
     threads = part.threads or default_threads(device, machine, most)
     aggregators = [(spec.name, create_aggregator(spec.name, spec.parameters)) for spec in part.aggregators]
     created = [aggregator for _, aggregator in aggregators]
-    check_part(part, created, sizes, device, where)
-    kind.check(part, created, sizes, device, where)
-    check_sharing(part, created, [size for size in sizes if shares[size]], machine.num_gpus, where)
+    check_part(part, created, sizes, device)
+    kind.check(part, created, sizes, device)
+    check_sharing(part, created, [size for size in sizes if shares[size]], machine.num_gpus)
     cells: list[Cell] = []
     for choice in part.workloads:
         workload = choose(choice, device, notes.append)
-        check_dtypes(workload, created, where)
-        check_workload(workload, part, created, where)
+        check_dtypes(workload, created)
+        check_workload(workload, part, created)
         same: dict[str, Any] = {
             "kind": part.kind,
             "device": device,
             "scaling": part.scaling,
             "threads": threads,
         }
-        for fields in _combinations(kind, part, workload, aggregators, shares, device, where):
+        for fields in _combinations(kind, part, workload, aggregators, shares, device):
             cells.append(Cell(**same, **fields))
     return cells
 
 
-def _divides(part: TrainingPart, size: int, where: str, notes: list[str]) -> bool:
+def _divides(part: TrainingPart, size: int, notes: list[str]) -> bool:
     """Whether every worker can have the same share of all global batches; a note where it cannot."""
     choices = [keys for choice in part.workloads for keys in getattr(choice, "first_available", [choice])]
     batches = [keys.global_batch for keys in choices if isinstance(keys.global_batch, list)]
     uneven = [batch for of_ranks in batches for batch in of_ranks if batch % size]
     if uneven and part.scaling == "strong":
-        notes.append(f"{where}world size {size} left out: it does not divide a global batch of {uneven[0]}")
+        notes.append(f"world size {size} left out: it does not divide a global batch of {uneven[0]}")
         return False
     return True
 
@@ -94,34 +92,30 @@ def _combinations(
     aggregators: Sequence[NamedAggregator],
     shares: Mapping[int, int | None],
     device: str,
-    where: str,
 ) -> Iterator[dict[str, Any]]:
     """The fields of `Cell` in which the cells of a workload differ, with those that all of them have."""
     peer_access = part.peer_access if device == "cuda" else [None]
-    placements = kind.input_placements(part)
-    extents = {placement: kind.extent(workload, part, device, placement) for placement in placements}
-    check_optimizer_keys(workload.keys, part, where)
+    extents = kind.extents(workload, part, device)
+    check_optimizer_keys(workload.keys, part)
     optimizers = optimizers_of(workload.keys, part)
     if "channels_last" in part.memory_format:
-        _check_convolutions(workload, where)
+        _check_convolutions(workload)
     formats = [None if name == "contiguous" else name for name in part.memory_format]
     named = workload.fields()
     sizes = [
-        (size, *_batch_sizes(part, batch, size, where))
-        for batch in workload.batches(device)
-        for size in shares
+        (size, *_batch_sizes(part, batch, size)) for batch in workload.batches(device) for size in shares
     ]
-    workload.require_samples(max(total for _, _, total in sizes), where)
-    check_accumulation(part.accumulate, [local for _, local, _ in sizes], where)
+    workload.require_samples(max(total for _, _, total in sizes))
+    check_accumulation(part.accumulate, [local for _, local, _ in sizes])
     steps = [
         (name, aggregator, step, variants(part, optimizers, step, aggregator))
         for (name, aggregator), step in itertools.product(aggregators, part.step)
     ]
     precision_fields = precisions(part, device)
     axes = itertools.product(
-        *(sizes, steps, peer_access, precision_fields, part.seed, placements, part.batch_norm, formats)
+        *(sizes, steps, peer_access, precision_fields, part.seed, extents, part.batch_norm, formats)
     )
-    for batches, exchange, peer, precision, seed, placement, norm, memory_format in axes:
+    for batches, exchange, peer, precision, seed, extent, norm, memory_format in axes:
         (size, local, total), (name, aggregator, step, of_step) = batches, exchange
         if shares[size] and peer is not peer_access[0]:
             continue  # no GPU of sharing workers accesses another, whatever may be
@@ -144,11 +138,10 @@ def _combinations(
                 "global_batch": total,
                 "peer_access": peer,
                 "seed": seed,
-                "input_placement": placement,
                 "batch_norm": norm,
                 "workers_per_gpu": shares[size],
                 "memory_format": memory_format,
-                **extents[placement],
+                **extent,
             }
 
 
@@ -159,18 +152,18 @@ def _is_todays_step(variant: Mapping[str, Any], world_size: int) -> bool:
     return variant["outer_update"] is None or (is_mean and (world_size == 1 or is_linear))
 
 
-def _batch_sizes(part: TrainingPart, batch: int, world_size: int, where: str) -> tuple[int, int]:
+def _batch_sizes(part: TrainingPart, batch: int, world_size: int) -> tuple[int, int]:
     if part.scaling == "weak":
         return batch, batch * world_size
     if batch % world_size:
         raise StudyError(
-            f"{where}global_batch {batch} does not divide by world size {world_size}; every worker takes "
+            f"global_batch {batch} does not divide by world size {world_size}; every worker takes "
             f"the same share: use a multiple of {world_size}, or leave that size out"
         )
     return batch // world_size, batch
 
 
-def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
+def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]]) -> None:
     """Checks the dtypes of a user's model, built without values if it can be. Raises StudyError."""
     name = workload.keys.model.name
     if name in BUILT_IN_MODELS:
@@ -183,10 +176,10 @@ def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]
         try:
             require_dtypes(module, aggregator)
         except StudyError as error:
-            raise StudyError(f"{where}model {name!r}: {error}") from error
+            raise StudyError(f"model {name!r}: {error}") from error
 
 
-def _check_convolutions(workload: ChosenWorkload, where: str) -> None:
+def _check_convolutions(workload: ChosenWorkload) -> None:
     """A convolution of images has a weight [channels out, channels in, height, width]."""
     shape = workload.shape
     what = f"samples of shape {list(shape.input_shape)}"
@@ -195,49 +188,44 @@ def _check_convolutions(workload: ChosenWorkload, where: str) -> None:
             return
         what = "no convolution"
     raise StudyError(
-        f"{where}memory_format: channels_last is an order of the images [channels, height, width] that a "
+        f"memory_format: channels_last is an order of the images [channels, height, width] that a "
         f"network convolves; {workload.keys.model.name} on {workload.keys.dataset.name} has {what}; use "
         "memory_format: contiguous, in a part of its own if need be"
     )
 
 
 def check_part(
-    part: TrainingPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str, where: str
+    part: TrainingPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str
 ) -> None:
     """Checks what the parts of a combination demand. Raises StudyError: naming the rule and a way out."""
     if part.bucket_mb is not None and not {"overlapped", "captured"} & set(part.step):
         raise StudyError(
-            f"{where}bucket_mb is the size of the buckets that are exchanged under the backward pass, which "
+            "bucket_mb is the size of the buckets that are exchanged under the backward pass, which "
             "only step: overlapped and captured do; leave it out"
         )
-    check_step_keys(part, aggregators, where)
+    check_step_keys(part, aggregators)
     for aggregator in aggregators:
-        _check_worlds(aggregator, sizes, where)
-        _check_momentum(aggregator, part, where)
+        _check_worlds(aggregator, sizes)
+        _check_momentum(aggregator, part)
         for step in part.step:
-            _check_step(aggregator, step, device, where, under_backward=part.bucket_mb is not None)
+            _check_step(aggregator, step, device, under_backward=part.bucket_mb is not None)
 
 
-def _check_worlds(aggregator: Aggregator[Any], sizes: Sequence[int], where: str) -> None:
+def _check_worlds(aggregator: Aggregator[Any], sizes: Sequence[int]) -> None:
     if min(sizes) < aggregator.min_world_size:
         raise StudyError(
-            f"{where}aggregator {aggregator.label()!r} needs a world size of {aggregator.min_world_size} at "
+            f"aggregator {aggregator.label()!r} needs a world size of {aggregator.min_world_size} at "
             f"least, world_sizes has {min(sizes)}"
         )
     for size in sizes:
-        try:
-            aggregator.require_size(size)
-        except StudyError as error:
-            raise StudyError(f"{where}{error}") from error
+        aggregator.require_size(size)
 
 
-def _check_momentum(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> None:
+def _check_momentum(aggregator: Aggregator[Any], part: TrainingPart) -> None:
     workloads = [keys for choice in part.workloads for keys in getattr(choice, "first_available", [choice])]
     if not aggregator.own_momentum():
         return
-    what = (
-        f"{where}aggregator {aggregator.label()!r} applies a momentum of {aggregator.own_momentum()} itself"
-    )
+    what = f"aggregator {aggregator.label()!r} applies a momentum of {aggregator.own_momentum()} itself"
     if part.optimizer != ["sgd"]:
         raise StudyError(
             f"{what}: it goes with optimizer: sgd and momentum: 0 alone, in a part of its own if need be; "
@@ -251,34 +239,32 @@ def _check_momentum(aggregator: Aggregator[Any], part: TrainingPart, where: str)
         )
 
 
-def _check_step(
-    aggregator: Aggregator[Any], step: str, device: str, where: str, *, under_backward: bool
-) -> None:
+def _check_step(aggregator: Aggregator[Any], step: str, device: str, *, under_backward: bool) -> None:
     label = aggregator.label()
     if aggregator.overlapped_only and step != "overlapped":
         raise StudyError(
-            f"{where}aggregator {label!r} is for step: overlapped alone; for step: {step} use "
+            f"aggregator {label!r} is for step: overlapped alone; for step: {step} use "
             f"{'zero1' if aggregator.exchanges else 'none'}, or a part of its own"
         )
     path = aggregator.ddp_path()
     on_owners = aggregator.update_site != "replica" and path != "layered"
     if aggregator.releases_gradients and (step == "eager" or (step == "captured" and not under_backward)):
         raise StudyError(
-            f"{where}aggregator {label!r} releases gradients under the backward pass, which step: {step} has "
+            f"aggregator {label!r} releases gradients under the backward pass, which step: {step} has "
             "complete before it exchanges them; use step: overlapped, or captured with bucket_mb, or zero1"
         )
     if step == "overlapped" and ((on_owners and path != "by_tensor") or not aggregator.overlaps):
         raise StudyError(
-            f"{where}aggregator {label!r} cannot overlap with the backward pass: it needs the whole gradient "
+            f"aggregator {label!r} cannot overlap with the backward pass: it needs the whole gradient "
             "at once, or takes the optimizer step elsewhere than on every replica; use step: eager, or a "
             "part of its own"
         )
     if step != "captured":
         return
     if device != "cuda":
-        raise StudyError(f"{where}step: captured is a CUDA graph and needs GPUs; on {device} use step: eager")
+        raise StudyError(f"step: captured is a CUDA graph and needs GPUs; on {device} use step: eager")
     if not aggregator.graph_capturable or on_owners:
         raise StudyError(
-            f"{where}aggregator {label!r} cannot be captured in a CUDA graph: its sums or its update are the "
+            f"aggregator {label!r} cannot be captured in a CUDA graph: its sums or its update are the "
             "processor's or an owner's work; use step: eager, or a part of its own"
         )

@@ -21,9 +21,12 @@ from scaling.device_studies.training_step import training_step
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
 from scaling.store.files import write_whole
-from scaling.study.cell import AvailableMachine
+from scaling.study.cell import AvailableMachine, ResolvedStudy
+from scaling.study.overrides import load_study
 from scaling.study.parts import Alternatives, TrainingPart, Workload
 from scaling.study.places import device_of
+from scaling.study.prepare import this_machine
+from scaling.study.resolve import resolve
 from scaling.study.schema import Study
 from scaling.study.workloads import ChosenWorkload, choose
 
@@ -63,6 +66,27 @@ def trial_overrides(
                 batches[name] = before or _trial(workload, device, part.threads or 1, note, zygotes)
             sized.append(f"{key}.global_batch={batches[name]}")
     return sized
+
+
+def sized_study(
+    name: str,
+    loaded: Study,
+    overrides: list[str],
+    num_nodes: int,
+    folder: ResultsFolder,
+    note: Callable[[str], None],
+    zygotes: Zygotes,
+) -> tuple[Study, list[str], ResolvedStudy]:
+    """The study `loaded` by that name with these overrides, and with those of `trial_overrides`, as this
+    machine runs it; its notes are said. Raises StudyError."""
+    machine = this_machine(num_nodes)
+    if sized := trial_overrides(loaded, machine, folder, note, zygotes):
+        overrides = [*overrides, *sized]
+        loaded = load_study(name, overrides)
+    resolved = resolve(loaded, machine)
+    for text in resolved.notes:
+        note(text)
+    return loaded, overrides, resolved
 
 
 def _stored(study: object, key: str) -> int | None:

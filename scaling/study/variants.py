@@ -91,7 +91,7 @@ def optimizer_fields(name: str, workload: Workload, part: TrainingPart) -> dict[
     return {"optimizer": name, **_OF_NONE, **values}
 
 
-def check_optimizer_keys(workload: Workload, part: TrainingPart, where: str) -> None:
+def check_optimizer_keys(workload: Workload, part: TrainingPart) -> None:
     """Refuses numbers of optimizers that the part does not have. Raises StudyError: naming the key."""
     for key in Training.model_fields:
         owners = [name for name, defaults in DEFAULTS.items() if key in defaults]
@@ -99,7 +99,7 @@ def check_optimizer_keys(workload: Workload, part: TrainingPart, where: str) -> 
             continue
         if chosen(key, workload, part) is not None:
             raise StudyError(
-                f"{where}{key} belongs to optimizer: {' or '.join(owners)}, and the part has "
+                f"{key} belongs to optimizer: {' or '.join(owners)}, and the part has "
                 f"{', '.join(part.optimizer)}; leave it out"
             )
 

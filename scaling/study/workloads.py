@@ -54,12 +54,12 @@ class ChosenWorkload:
             "dataset_label": label(dataset.name, dataset.parameters),
         }
 
-    def require_samples(self, global_batch: int, where: str) -> None:
+    def require_samples(self, global_batch: int) -> None:
         """Raises StudyError where the data set holds less than one global batch."""
         num_train = self.dataset.num_samples(self.shape)
         if num_train is not None and global_batch > num_train:
             raise StudyError(
-                f"{where}a global batch of {global_batch} is larger than data set {self.dataset.name!r}, "
+                f"a global batch of {global_batch} is larger than data set {self.dataset.name!r}, "
                 f"which has {num_train} training samples; use a smaller batch or another data set"
             )
 

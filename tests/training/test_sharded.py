@@ -133,14 +133,14 @@ def part(**keys) -> TrainingPart:
 @pytest.mark.parametrize(("step", "device"), [("eager", "cpu"), ("captured", "cuda")])
 def test_gradients_that_are_all_there_cannot_be_released(step, device):
     with pytest.raises(StudyError, match=r"'zero2' releases gradients .* use step: overlapped"):
-        check_part(part(step=[step]), [create("zero2")], [2], device, "")
+        check_part(part(step=[step]), [create("zero2")], [2], device)
 
 
 def test_combinations_that_shards_allow():
     for name, device in (("zero1", "cpu"), ("zero2", "cuda")):
-        check_part(part(step=["overlapped"]), [create(name)], [1, 2], device, "")
+        check_part(part(step=["overlapped"]), [create(name)], [1, 2], device)
     for name, keys in (("zero2", {"bucket_mb": [25.0]}), ("zero1", {"step": ["captured", "eager"]})):
-        check_part(part(**{"step": ["captured"], **keys}), [create(name)], [1, 2], "cuda", "")
+        check_part(part(**{"step": ["captured"], **keys}), [create(name)], [1, 2], "cuda")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -35,7 +35,7 @@ class Kind(ABC, Generic[PartT, CellT]):
     estimated_from: ClassVar[str] = "operations at an assumed rate"  # where `seconds` comes from, for people
 
     @abstractmethod
-    def cells(self, part: PartT, machine: AvailableMachine, where: str, notes: list[str]) -> Iterable[CellT]:
+    def cells(self, part: PartT, machine: AvailableMachine, notes: list[str]) -> Iterable[CellT]:
         """The cells of a part on that machine; `notes` takes what was decided. Raises StudyError."""
 
     @abstractmethod

@@ -41,30 +41,23 @@ class ConvergenceKind(TrainingKind[ConvergencePart]):
     part = ConvergencePart
 
     def check(
-        self,
-        part: ConvergencePart,
-        aggregators: Sequence[Aggregator[Any]],
-        sizes: Sequence[int],
-        device: str,
-        where: str,
+        self, part: ConvergencePart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str
     ) -> None:
         """Refuses control arms, whose replicas drift apart, and what has no replicas."""
         for aggregator in aggregators:
             if aggregator.ddp_path() == "fully_sharded":
                 raise StudyError(
-                    f"{where}aggregator {aggregator.label()!r} is timed only: its training is that of "
+                    f"aggregator {aggregator.label()!r} is timed only: its training is that of "
                     "all_reduce, which use here, or zero2"
                 )
             if not aggregator.exchanges and max(sizes) > 1:
                 raise StudyError(
-                    f"{where}aggregator {aggregator.label()!r} exchanges nothing: replicas drift apart, so "
+                    f"aggregator {aggregator.label()!r} exchanges nothing: replicas drift apart, so "
                     "it is never a convergence result at world sizes above 1; leave it out of this part"
                 )
 
-    def extent(
-        self, workload: ChosenWorkload, part: ConvergencePart, device: str, placement: str
-    ) -> dict[str, Any]:
-        return {**recipe_of(workload, part), "keep_checkpoints": part.keep_checkpoints}
+    def extents(self, workload: ChosenWorkload, part: ConvergencePart, device: str) -> list[dict[str, Any]]:
+        return [{**recipe_of(workload, part), "keep_checkpoints": part.keep_checkpoints}]
 
     def run(self, cell: Cell, context: RunContext) -> RankSummary:
         from scaling.study.rank.convergence import converge

@@ -97,9 +97,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
     why_other_keys_are_wrong = "kind: device runs an experiment, whose parameters stand with its name"
     estimated_from = "from such cells elsewhere"
 
-    def cells(
-        self, part: DevicePart, machine: AvailableMachine, where: str, notes: list[str]
-    ) -> Iterator[DeviceCell]:
+    def cells(self, part: DevicePart, machine: AvailableMachine, notes: list[str]) -> Iterator[DeviceCell]:
         """One GPU is used; a cell on the CPU takes all cores where its point says nothing else."""
         from scaling.device_studies.base import create, parameters_of
         from scaling.study.places import default_threads
@@ -107,7 +105,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
         num_cores, gpu_threads = machine.num_cores, default_threads("cuda", machine)
         experiment = create(part.experiment.name, part.experiment.parameters)
         points = list(experiment.points())
-        devices = _devices(part, points, machine.num_gpus, where, notes)
+        devices = _devices(part, points, machine.num_gpus, notes)
         dropped: set[int] = set()
         for point in points:
             for device in devices:
@@ -156,9 +154,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
         return f"{cell['kind']} {cell['experiment']} on {cell['device']}"
 
 
-def _devices(
-    part: DevicePart, points: Sequence[Point], num_gpus: int, where: str, notes: list[str]
-) -> list[str]:
+def _devices(part: DevicePart, points: Sequence[Point], num_gpus: int, notes: list[str]) -> list[str]:
     """Those that the part wants, that the points are for and that are here; StudyError: there are none."""
     wanted = [
         device
@@ -168,7 +164,7 @@ def _devices(
     devices = [device for device in wanted if device != "cuda" or num_gpus]
     if not devices:
         raise StudyError(
-            f"{where}experiment {part.experiment.name!r} has nothing to measure on {', '.join(part.devices)}"
+            f"experiment {part.experiment.name!r} has nothing to measure on {', '.join(part.devices)}"
             + ("" if num_gpus or "cuda" not in part.devices else ": there is no GPU that torch can use")
         )
     if devices != wanted:

@@ -77,11 +77,9 @@ class IterationPart(TrainingPart):
 class IterationKind(TrainingKind[IterationPart]):
     part = IterationPart
 
-    def cells(
-        self, part: IterationPart, machine: AvailableMachine, where: str, notes: list[str]
-    ) -> list[Cell]:
+    def cells(self, part: IterationPart, machine: AvailableMachine, notes: list[str]) -> list[Cell]:
         """All combinations, with the second cells of the A/A pairs."""
-        cells = list(super().cells(part, machine, where, notes))
+        cells = list(super().cells(part, machine, notes))
         if not part.noise_pair:
             return cells
         pairs = _first_of_pairs(cells)
@@ -90,49 +88,40 @@ class IterationKind(TrainingKind[IterationPart]):
         return [*cells, *(replace(cell, aa_replicate=1) for cell in pairs)]
 
     def check(
-        self,
-        part: IterationPart,
-        aggregators: Sequence[Aggregator[Any]],
-        sizes: Sequence[int],
-        device: str,
-        where: str,
+        self, part: IterationPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str
     ) -> None:
         """Refuses copies to a GPU that is none, a loader that nobody asks, and too short a warm-up."""
         for aggregator in aggregators:
             if part.warmup < aggregator.settling_steps():
                 raise StudyError(
-                    f"{where}aggregator {aggregator.label()!r} begins to compress after "
+                    f"aggregator {aggregator.label()!r} begins to compress after "
                     f"{aggregator.settling_steps()} steps, and warmup is {part.warmup}: steps would be timed "
                     f"that compress nothing; set warmup: {aggregator.settling_steps()}, or fewer warmup_steps"
                 )
         copied = [name for name in part.input_placement if name in ("pinned", "pageable")]
         if copied and device != "cuda":
             raise StudyError(
-                f"{where}input_placement: {copied[0]} is a copy from host memory to a GPU; on {device} use "
+                f"input_placement: {copied[0]} is a copy from host memory to a GPU; on {device} use "
                 "device or loader"
             )
         if part.loader_workers is not None and "loader" not in part.input_placement:
-            raise StudyError(f"{where}loader_workers belongs to input_placement: loader; leave it out")
+            raise StudyError("loader_workers belongs to input_placement: loader; leave it out")
 
-    def input_placements(self, part: IterationPart) -> Sequence[str]:
-        return part.input_placement
-
-    def extent(
-        self, workload: ChosenWorkload, part: IterationPart, device: str, placement: str
-    ) -> dict[str, Any]:
+    def extents(self, workload: ChosenWorkload, part: IterationPart, device: str) -> list[dict[str, Any]]:
         names = ("warmup", "iterations", "precision_goal", "max_seconds", "profiled_iterations")
-        min_seconds = part.min_seconds
-        if min_seconds is None:
-            min_seconds = MIN_SECONDS_ON_GPU if device == "cuda" else 0.0
+        on_gpu_s = MIN_SECONDS_ON_GPU if device == "cuda" else 0.0
         if is_augmented := chosen("augmentation", workload.keys, part) == "standard":
             check_images(workload, named(workload.keys))
-        loader_workers = part.loader_workers or DEFAULT_LOADER_WORKERS
-        return {
+        same = {
             **{name: getattr(part, name) for name in names},
-            "min_seconds": min_seconds,
-            "loader_workers": loader_workers if placement == "loader" else None,
+            "min_seconds": on_gpu_s if part.min_seconds is None else part.min_seconds,
             "augmentation": "standard" if is_augmented else None,  # so that ids stay those of before
         }
+        loaders = part.loader_workers or DEFAULT_LOADER_WORKERS
+        return [
+            {**same, "input_placement": place, "loader_workers": loaders if place == "loader" else None}
+            for place in part.input_placement
+        ]
 
     def run(self, cell: Cell, context: RunContext) -> RankSummary:
         from scaling.study.rank.iteration import time_cell

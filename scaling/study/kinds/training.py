@@ -24,32 +24,20 @@ TrainingPartT = TypeVar("TrainingPartT", bound=TrainingPart)
 class TrainingKind(Kind[TrainingPartT, "Cell"]):
     """A cell for each combination of workload, aggregator, world size and the other variables."""
 
-    def cells(
-        self, part: TrainingPartT, machine: AvailableMachine, where: str, notes: list[str]
-    ) -> Iterable[Cell]:
+    def cells(self, part: TrainingPartT, machine: AvailableMachine, notes: list[str]) -> Iterable[Cell]:
         from scaling.study.training_cells import training_cells
 
-        return training_cells(self, part, machine, where, notes)
+        return training_cells(self, part, machine, notes)
 
     def check(
-        self,
-        part: TrainingPartT,
-        aggregators: Sequence[Aggregator[Any]],
-        sizes: Sequence[int],
-        device: str,
-        where: str,
+        self, part: TrainingPartT, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str
     ) -> None:
         """Refuses combinations that cannot be in this kind. `sizes`: its world sizes on this machine. Raises
         StudyError: naming the combination, the rule and a way out."""
 
-    def input_placements(self, part: TrainingPartT) -> Sequence[str]:
-        return ["device"]
-
     @abstractmethod
-    def extent(
-        self, workload: ChosenWorkload, part: TrainingPartT, device: str, placement: str
-    ) -> dict[str, Any]:
-        """The fields of `Cell` that this kind alone has: how long it runs, and on which data."""
+    def extents(self, workload: ChosenWorkload, part: TrainingPartT, device: str) -> list[dict[str, Any]]:
+        """The fields of `Cell` that say how long it runs, and on which data: one for each place of these."""
 
     @abstractmethod
     def steps_s(self, cell: Cell, step_s: float) -> float:

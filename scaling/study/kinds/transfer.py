@@ -59,14 +59,14 @@ class TransferKind(Kind[TransferPart, TransferCell]):
     why_other_keys_are_wrong = "kind: transfer has no model and takes no step"
 
     def cells(
-        self, part: TransferPart, machine: AvailableMachine, where: str, notes: list[str]
+        self, part: TransferPart, machine: AvailableMachine, notes: list[str]
     ) -> Iterator[TransferCell]:
         """One GPU has no other to access: it is measured once."""
         from scaling.study.places import default_threads, device_of, world_sizes_on
 
         device = device_of(part, machine, notes)
         threads = part.threads or default_threads(device, machine)
-        for size in world_sizes_on(part, device, machine, where, notes):
+        for size in world_sizes_on(part, device, machine, notes):
             choices = part.peer_access if size > 1 else part.peer_access[:1]
             for peer_access in choices if device == "cuda" else [None]:
                 yield TransferCell(size, device, threads, peer_access, part.seconds)
@@ -135,8 +135,8 @@ class AttachedKind(Kind[AttachedPart, Any]):
     part = AttachedPart
     why_other_keys_are_wrong = "kind: attached is a user's own script"
 
-    def cells(self, part: AttachedPart, machine: AvailableMachine, where: str, notes: list[str]) -> NoReturn:
-        raise StudyError(f"{where}kind: {ATTACHED} is measured by `scaling attach -- {part.command}`")
+    def cells(self, part: AttachedPart, machine: AvailableMachine, notes: list[str]) -> NoReturn:
+        raise StudyError(f"kind: {ATTACHED} is measured by `scaling attach -- {part.command}`")
 
     def run(self, cell: Any, context: Any) -> NoReturn:
         raise StudyError(f"kind: {ATTACHED} has no workers of its own")

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from launchers.watch.heartbeat import SILENT, Heartbeat
 from scaling.process_group import TorchGroup
+from scaling.store.run_samples import Appender, CheckpointFiles
 from scaling.study.rank.loaded import Loaded
-
-WriteSamples = Callable[[Iterable[Mapping[str, Any]]], None]
-
-
-class SavedCheckpoints(Protocol):
-    """Where this rank's checkpoints of one run are stored (`scaling.store.run_samples.CheckpointFiles`)."""
-
-    def read(self) -> list[tuple[Path, bytes | None]]:
-        """The files that there are, at most two, with their contents; None where one cannot be read."""
-
-    def write(self, content: bytes) -> None:
-        """A new one; of those before, the last is kept."""
-
-    def clear(self) -> None:
-        """Removes them."""
 
 
 @dataclass
@@ -37,8 +22,8 @@ class RunContext:
 
     group: TorchGroup  # the ranks of the cell
     device: torch.device  # this rank's
-    write: WriteSamples  # takes this rank's samples, in order
-    saved: SavedCheckpoints | None  # where a training's checkpoints are; None: it has none
+    write: Appender  # takes this rank's samples, in order
+    saved: CheckpointFiles | None  # where a training's checkpoints are; None: it has none
     loaded: Loaded  # data sets and initial models, kept from cell to cell
     # part of the run (`scaling.study.launches.PARTS`) -> wall time, as far as it came
     seconds: dict[str, float]

@@ -30,8 +30,9 @@ from scaling.measure.clock import clock_for
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import failure_kind
 from scaling.store.failures import DEVICE_LOST, OUT_OF_MEMORY
+from scaling.store.run_samples import CheckpointFiles
 from scaling.study.cell import Cell
-from scaling.study.rank.context import RankSummary, RunContext, SavedCheckpoints
+from scaling.study.rank.context import RankSummary, RunContext
 from scaling.study.rank.prepared_step import PreparedStep, build_step, gradients_of
 from scaling.training.batch_norm import has_batch_norm
 from scaling.training.checkpoint import WRONG_CONTENT, Checkpoint, Target
@@ -174,7 +175,7 @@ class TrainingCheckpoints:
 
     def __init__(
         self,
-        files: SavedCheckpoints,
+        files: CheckpointFiles,
         target: Target,
         parameters: Sequence[str],
         group: TorchGroup,

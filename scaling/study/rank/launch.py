@@ -24,12 +24,13 @@ from scaling.runtime import LaunchLibraries
 from scaling.runtime.workers import RECORDING, CellOutcome, Workers, failure_kind
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.failures import DISK_FULL, OUT_OF_MEMORY
+from scaling.store.run_samples import Appender, CheckpointFiles
 from scaling.study.cell import AnyCell, Cell
 from scaling.study.kinds import KINDS
 from scaling.study.launches import Launch, LaunchTimes, checked_by_command
 from scaling.study.places import gpu_of, sharing_note
 from scaling.study.predicting import own_errors, strategy_of
-from scaling.study.rank.context import RankSummary, RunContext, SavedCheckpoints, WriteSamples, notes_of
+from scaling.study.rank.context import RankSummary, RunContext, notes_of
 from scaling.study.rank.loaded import Loaded
 from scaling.study.rank.process_state import CLOCK, ProcessState
 from scaling.study.scope import libraries_of
@@ -51,8 +52,8 @@ class CellRunner:
         self,
         cell: AnyCell,
         group: TorchGroup,
-        write: WriteSamples,
-        saved: SavedCheckpoints | None = None,
+        write: Appender,
+        saved: CheckpointFiles | None = None,
         *,
         is_checked: bool = False,
     ) -> RankSummary:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol, TypeVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.bucket import shapes_by_dtype_text
 from scaling.errors import ExchangeError
+from scaling.process_group import Group
 from scaling.study.cell import TIMING_BATCHES, Cell
 from scaling.study.rank.context import RankSummary, RunContext
 from scaling.training.batch_norm import synchronized
@@ -173,8 +174,6 @@ def gradients_of(cell: Cell) -> GradientSettings:
     return GradientSettings(WIRES.get(cell.wire or ""), cell.clip_norm, which)
 
 
-T = TypeVar("T")
-
 DIGEST_BYTES = 6  # a float64 holds whole numbers of so many bytes exactly
 
 VALUES = 2**14
@@ -184,20 +183,7 @@ Described = dict[str, tuple[str, str]]
 """Name of a tensor -> its shape and type, and a digest of its first values."""
 
 
-class Ranks(Protocol):
-    """The part of a group that is needed here."""
-
-    rank: int
-    world_size: int
-
-    def largest_of(self, values: list[float]) -> list[float]:
-        """The largest that any rank gave, one by one. Collective."""
-
-    def share(self, value: T, source: int = 0) -> T:
-        """The source's `value` on every rank. Collective."""
-
-
-def require_same_model(module: nn.Module, ranks: Ranks) -> None:
+def require_same_model(module: nn.Module, ranks: Group) -> None:
     """Compares names, shapes, types and first values of the model's tensors. Collective."""
     description = _described(module)
     digest = hashlib.blake2b(repr(description).encode(), digest_size=DIGEST_BYTES).digest()
