@@ -24,11 +24,8 @@ _OWN_CODE: set[str] = set()
 
 
 def trust(names: Iterable[str]) -> None:
-    """Lets this process import these `module:attribute` names; no others are imported.
-
-    For readers of what a person wrote: a study file, a command line. Results folders and topologies are data:
-    a name that only they have stays unknown.
-    """
+    """Lets this process import these `module:attribute` names; no others are imported. For readers of what a
+    person wrote: a study file, a command line. Of results and topologies, which are data, none is."""
     _OWN_CODE.update(name for name in names if ":" in name)
 
 
@@ -54,9 +51,8 @@ class Registry:
         return targets
 
     def load(self, name: str) -> Any:
-        """The component called `name`. Raises StudyError: there is none, and the message lists what there is;
-        a `module:attribute` that nobody has trusted; or importing it fails, with whatever the package
-        raises."""
+        """The component called `name`. Raises StudyError: there is none; it is a `module:attribute` that
+        nobody has trusted; or importing it fails, with whatever the package raises."""
         if ":" in name and name not in _OWN_CODE:
             raise StudyError(
                 f"{self.kind} {name!r} is code, and no study file of yours names it: results are data, and "
@@ -91,9 +87,8 @@ class Registry:
         return _first_line_of_doc(target)
 
     def create(self, name: str, base: type, parameters: Mapping[str, Any] | None) -> Any:
-        """An instance of the dataclass called `name`, which must be a subclass of `base`. Raises StudyError:
-        the name is unknown or stands for something else, or a parameter is unknown or of the wrong type or
-        value."""
+        """An instance of the dataclass called `name`. Raises StudyError: the name is unknown or no subclass
+        of `base`, or a parameter is unknown or of the wrong type or value."""
         cls = self.load(name)
         if not (isinstance(cls, type) and issubclass(cls, base)):
             raise StudyError(
@@ -128,9 +123,8 @@ def offered(group: str, path: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Checks that a study sets only parameters that there are. `what`: whose parameters, for the message
-    ("aggregator 'ring'"); `names`: of the parameters that the study sets; `allowed`: of the parameters that
-    there are. Raises StudyError: one is unknown; the message names the allowed ones."""
+    """Raises StudyError where a name is not allowed. `what`: whose they are ("aggregator
+    'ring'")."""
     allowed = list(allowed)
     for name in names:
         if name not in allowed:
@@ -145,11 +139,8 @@ def _of_class(cls: type) -> TypeAdapter[Any]:
 
 def checked(what: str, annotation: Any, value: object, parameter: str = "") -> Any:
     """`value` as an instance of the type `annotation`, converted where nothing is lost (list to tuple).
-
-    `what`: whose parameter, for the message ("model 'mlp'"); `annotation`: a type as pydantic understands it;
-    `parameter`: its name; "" if `value` maps several names to values. Raises StudyError: wrong type or value;
-    the message names the parameter, what is allowed and what was given.
-    """
+    `what`: whose parameter ("model 'mlp'"); `parameter`: its name; "" if `value` maps names to values. Raises
+    StudyError: wrong type or value."""
     try:
         adapter = _of_class(annotation) if isinstance(annotation, type) else TypeAdapter(annotation)
         return adapter.validate_python(value)
@@ -161,9 +152,8 @@ def checked(what: str, annotation: Any, value: object, parameter: str = "") -> A
 
 
 def from_parameters(what: str, cls: type[Component], parameters: Mapping[str, Any]) -> Component:
-    """An instance of the dataclass `cls`: a study's parameters, checked against its fields' types. `what`:
-    for the message ("data set 'mnist'"); `parameters`: field name -> value; fields that are not named keep
-    their defaults. Raises StudyError: a parameter is unknown or of the wrong type or value."""
+    """An instance of the dataclass `cls`, its fields set by `parameters`. `what`: for the message ("data set
+    'mnist'"). Raises StudyError: a parameter is unknown or of the wrong type or value."""
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]  # any dataclass
     check_names(what, parameters, [field.name for field in fields])
     instance: Component = checked(what, cls, dict(parameters))

@@ -23,13 +23,8 @@ from scaling.process_group.delegated import HorovodGroup
 from scaling.runtime.meeting import own_address
 from scaling.runtime.workers import Workers
 
-
-class Place(NamedTuple):
-    """Where one rank is."""
-
-    host: str
-    local_rank: int
-    local_world_size: int
+Place = tuple[str, int, int]
+"""Where one rank is: host, local rank, and ranks on that host."""
 
 
 class HorovodWorld:
@@ -43,7 +38,7 @@ class HorovodWorld:
         self._workers, self._by_mpi, self._environ = workers, by_mpi, environ
         self._hvd: Any = None
         self._was_stopped = False
-        self._end_rendezvous: Callable[[], None] = _nothing
+        self._end_rendezvous: Callable[[], None] = lambda: None
 
     def group(self, outer: Group) -> Group:
         """The ranks of `outer`, which are all, with Horovod carrying their all-reduces. Collective. Raises
@@ -66,7 +61,7 @@ class HorovodWorld:
             hvd.shutdown()
             self._was_stopped = True
             self._end_rendezvous()
-            self._end_rendezvous = _nothing
+            self._end_rendezvous = lambda: None
 
     def start(self) -> None:
         """Starts it where it is not yet. Collective. Raises LaunchError: it is not there, cannot start, or
@@ -104,8 +99,8 @@ class HorovodWorld:
         on_one_host = info.local_world_size == info.world_size
         if on_one_host and sys.platform == "linux":
             self._environ.setdefault("HOROVOD_GLOO_IFACE", "lo")
-        place: tuple[str, int, int] = (socket.gethostname(), info.local_rank, info.local_world_size)
-        slots = slots_of([Place(*values) for values in self._workers.gather(place)])
+        place = socket.gethostname(), info.local_rank, info.local_world_size
+        slots = slots_of(self._workers.gather(place))
         address = ""
         if info.rank == 0:
             # Kept until Horovod ends: the others may still be reading when this rank has started.
@@ -120,10 +115,6 @@ def forget_network(info: RankInfo, environ: MutableMapping[str, str]) -> None:
     study would seem to be measured in another environment than under other launchers."""
     if info.table == "horovodrun" and info.local_world_size == info.world_size:
         environ.pop("NCCL_SOCKET_IFNAME", None)
-
-
-def _nothing() -> None:
-    """Where there is no rendezvous to end."""
 
 
 def _library() -> Any:
@@ -169,15 +160,8 @@ def slots_of(places: Sequence[Place]) -> list[Slot]:
 
 def variables(slots: Sequence[Slot], info: RankInfo, host: str, port: str) -> dict[str, str]:
     """What horovodrun would have set for this rank."""
-    slot = slots[info.rank]
     return {
-        "HOROVOD_HOSTNAME": slot.hostname,
-        "HOROVOD_RANK": str(slot.rank),
-        "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        **{f"HOROVOD_{name.upper()}": str(value) for name, value in slots[info.rank]._asdict().items()},
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
     }

@@ -67,23 +67,11 @@ class CellOutcome:
 
 
 class Workers:
-    """This process among the launched ones.
-
-    Args:
-        info: what the launcher says of this process.
-        share: gives every rank what rank 0 says, over what the launcher has; None where the launcher's own
-            variables say where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`).
-        address: of rank 0's host, as the other ranks reach it; with `share` only.
-        watch: watches the ranks as soon as all have come.
-
-    Attributes:
-        libraries: what groups can delegate messages to: name -> makes such a group. Collective.
-        on_leave: called when this rank gives up a group.
-        closed: this rank has left the others in order.
-
-    Raises:
-        LaunchError: the others cannot be reached, or are not as many as the launcher says.
-    """
+    """This process among the launched ones. `share`: gives every rank what rank 0 says, over what the
+    launcher has; None where the launcher's variables say where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`);
+    `address`: of rank 0's host, as the other ranks reach it, with `share` only; `watch`: watches the ranks as
+    soon as all have come. Raises LaunchError: the others cannot be reached, or are not as many as the
+    launcher says."""
 
     def __init__(
         self,
@@ -93,9 +81,10 @@ class Workers:
         watch: Watched | None = None,
     ) -> None:
         self.info = info
+        # What groups can delegate messages to: name -> makes such a group. Collective.
         self.libraries: dict[str, Callable[[Group], Group]] = {}
-        self.on_leave: Callable[[], None] = lambda: None
-        self.closed = False
+        self.on_leave: Callable[[], None] = lambda: None  # called when this rank gives up a group
+        self.closed = False  # this rank has left the others in order
         try:
             limit_s = join_limit_s()
             waiting = Waiting(info, limit_s)
@@ -147,36 +136,16 @@ class Workers:
             failures = self._num_failures()  # before the ranks meet: none of them can have failed in a cell
             # Connections are made on first use: here, where all ranks are, and not in somebody's iteration.
             dist.all_reduce(torch.zeros(1, device="cpu" if through_host else device), group=data)
-            self._group = self._made(
-                data,
-                host,
-                device,
-                peer_access=peer_access,
-                through_host=through_host,
-                has_failed=lambda: self._num_failures() > failures,
-            )
+            how: dict[str, Any] = {
+                "has_failed": lambda: self._num_failures() > failures,
+                "libraries": self.libraries,
+            }
+            if through_host:
+                self._group = ThroughHostGroup(data, host, device, **how)
+            else:
+                local_size = self.info.local_world_size
+                self._group = TorchGroup(data, host, local_size, peer_access=peer_access, **how)
         return self._group
-
-    def _made(
-        self,
-        data: dist.ProcessGroup,
-        host: dist.ProcessGroup,
-        device: torch.device,
-        *,
-        peer_access: bool,
-        through_host: bool,
-        has_failed: Callable[[], bool],
-    ) -> TorchGroup:
-        if through_host:
-            return ThroughHostGroup(data, host, device, has_failed=has_failed, libraries=self.libraries)
-        return TorchGroup(
-            data,
-            host,
-            self.info.local_world_size,
-            peer_access=peer_access,
-            has_failed=has_failed,
-            libraries=self.libraries,
-        )
 
     def first_failure(self, cell_key: str) -> int:
         """Counts a failure in that cell: 1 for the first rank that says so. To be drawn before `leave_group`,
@@ -207,15 +176,10 @@ class Workers:
         failure_order: int = 0,
         failure_kind: str | None = None,
     ) -> CellOutcome:
-        """Tells the others how the cell ended here, and waits to hear the same of them.
-
-        Args:
-            cell_key: names the cell's run in this launch.
-            failure: why it failed on this rank, None if it did not.
-            summary: JSON-able facts of this rank.
-            failure_order: what `first_failure` gave; the smallest one's reason is the cell's.
-            failure_kind: of the failure; of DEVICE_LOST this rank's device can no longer be trusted.
-        """
+        """Tells the others how the cell ended here, and waits to hear the same of them. `failure`: why it
+        failed on this rank, None if it did not; `summary`: JSON-able facts of this rank; `failure_order`:
+        what `first_failure` gave; the smallest one's reason is the cell's; `failure_kind`: with DEVICE_LOST
+        this rank's device can no longer be trusted."""
         status = {"failure": failure, "order": failure_order, "summary": summary, "kind": failure_kind}
         self._store.set(f"{cell_key}/{self.info.rank}", json.dumps(status))
         known: dict[int, dict[str, Any]] = {}

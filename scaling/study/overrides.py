@@ -120,26 +120,21 @@ def _drop_from_workloads(part: dict[str, Any], key: str) -> None:
 
 def _set(target: Any, path: list[str], value: Any, override: str) -> None:
     for depth, step in enumerate(path):
-        last = depth == len(path) - 1
         where = ".".join(path[:depth]) or "the study"
+        last = depth == len(path) - 1
+        key: str | int = step
         if isinstance(target, list):
             if not step.isdigit() or int(step) >= len(target):
                 raise StudyError(
                     f"override {override!r}: {where} is a list of {len(target)}; use an index from 0 to "
                     f"{len(target) - 1}, not {step!r}"
                 )
-            if last:
-                target[int(step)] = value
-            else:
-                target = target[int(step)]
-        elif isinstance(target, dict):
-            if last:
-                target[step] = value
-            elif step not in target:
-                raise StudyError(
-                    f"override {override!r}: {where} has no {step!r}; it has {', '.join(target)}"
-                )
-            else:
-                target = target[step]
-        else:
+            key = int(step)
+        elif not isinstance(target, dict):
             raise StudyError(f"override {override!r}: {where} is {target!r}, which has no {step!r}")
+        elif not last and step not in target:
+            raise StudyError(f"override {override!r}: {where} has no {step!r}; it has {', '.join(target)}")
+        if last:
+            target[key] = value
+        else:
+            target = target[key]

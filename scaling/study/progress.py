@@ -55,7 +55,7 @@ class _BarProgress:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._bar = Progress(
+        self.bar = Progress(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -63,29 +63,23 @@ class _BarProgress:
             TextColumn("{task.description}"),
             console=Console(file=stream),
         )
-        self._task = self._bar.add_task("starting", total=None, left="")
+        self._task = self.bar.add_task("starting", total=None, left="")
         self._left = _Remaining()
-
-    def __enter__(self) -> _BarProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def update(self, num_over: int, num_runs: int, current: str) -> None:
         left = f"{self._left.text(num_over, num_runs)} left"
-        self._bar.update(self._task, completed=num_over, total=num_runs, description=current, left=left)
+        self.bar.update(self._task, completed=num_over, total=num_runs, description=current, left=left)
 
     def say(self, message: str) -> None:
         # A log's "[rank0]" is no tag.
-        self._bar.console.print(redacted(message), highlight=False, markup=False)
+        self.bar.console.print(redacted(message), highlight=False, markup=False)
 
 
 @contextmanager
 def progress_for(stream: TextIO) -> Iterator[LineProgress | _BarProgress]:
     if stream.isatty():
-        with _BarProgress(stream) as bar:
-            yield bar
+        shown = _BarProgress(stream)
+        with shown.bar:
+            yield shown
     else:
         yield LineProgress(stream)

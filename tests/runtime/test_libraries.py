@@ -23,7 +23,7 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.errors import LaunchError
 from scaling.runtime import LaunchLibraries
-from scaling.runtime.horovod import Place, forget_network, slots_of, variables
+from scaling.runtime.horovod import forget_network, slots_of, variables
 from scaling.runtime.meeting import own_address
 from scaling.runtime.workers import Workers
 from tests.ranks import refusal
@@ -128,7 +128,7 @@ def told(places):
 
 def on(hosts, *, in_turn=False):
     """Two ranks on each host, one host after the other or in turn."""
-    places = [Place(host, local, 2) for host in hosts for local in (0, 1)]
+    places = [(host, local, 2) for host in hosts for local in (0, 1)]
     return places[::2] + places[1::2] if in_turn else places
 
 
@@ -136,7 +136,7 @@ PAIRED = [(f"node{node}", local, node, 2, 2) for node in (0, 1) for local in (0,
 
 
 @pytest.mark.parametrize(("places", "slots"), [
-    ([Place("a", rank, 3) for rank in range(3)], [("node0", rank, 0, 3, 1) for rank in range(3)]),
+    ([("a", rank, 3) for rank in range(3)], [("node0", rank, 0, 3, 1) for rank in range(3)]),
     (on("ab"), PAIRED), (on("ab", in_turn=True), PAIRED[::2] + PAIRED[1::2]),
     (on("aa"), PAIRED),  # one machine that plays two nodes
 ])  # fmt: skip
