@@ -196,7 +196,7 @@ def _is_unread() -> bool:
 
 def _not_done(error: ImportError | OSError) -> str | None:
     """What the system refused, in one line; None where it was no call of the system's."""
-    from scaling.store.disk_full import disk_full
+    from scaling.store.files import disk_full
 
     if not isinstance(error, OSError) or error.strerror is None:
         return None

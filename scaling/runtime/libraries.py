@@ -48,7 +48,7 @@ class LaunchLibraries:
         workers.libraries["horovod"] = self._horovod.group
         workers.on_leave = self._horovod.stop
         if launcher.started_by_mpi(self._info, self._environ):
-            workers.libraries["mpi"] = self._over_mpi
+            workers.libraries["mpi"] = lambda outer: self._started_mpi().group(outer)
 
     def bring(self, libraries: Iterable[str]) -> None:
         """Starts what cells will need: what is wrong with it fails the launch, and no cell. Collective.
@@ -57,9 +57,6 @@ class LaunchLibraries:
             self._started_mpi()
         if "horovod" in libraries and self._horovod is not None:
             self._horovod.start()
-
-    def _over_mpi(self, outer: Group) -> Group:
-        return self._started_mpi().group(outer)
 
     def _started_mpi(self) -> MpiWorld:
         if self._mpi is None:  # srun: its variables said where to meet, and MPI is started when it is needed

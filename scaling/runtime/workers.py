@@ -41,7 +41,7 @@ from scaling.process_group import Group, ThroughHostGroup, TorchGroup
 from scaling.process_group.over_torch import share_json
 from scaling.runtime.meeting import RankPlace, Waiting, Watched, here, require_here
 from scaling.store import ResultsFolder
-from scaling.store.failures import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
+from scaling.store.records import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class CellOutcome:
     reason: str | None  # why it failed, from the rank that failed first; None if every rank finished
     can_go_on: bool  # every rank has left the cell, and none has lost its device
     summaries: list[Any]  # what each finished rank has to say, by rank
-    failure_kind: str | None = None  # of the same failure (`scaling.store.failures`)
+    failure_kind: str | None = None  # of the same failure (`scaling.store.records`)
 
 
 class Workers:
@@ -276,7 +276,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def failure_kind(error: Exception, device: torch.device) -> str:
-    """As it is recorded of the run (`scaling.store.failures`)."""
+    """As it is recorded of the run (`scaling.store.records`)."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OUT_OF_MEMORY
     if isinstance(error, DiskFullError):
@@ -322,7 +322,8 @@ def closing_on_signals(close: Callable[[], None]) -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    handlers_before = {number: signal.signal(number, _heard_by_the_thread) for number in SIGNALS}
+    # The interpreter writes the number to the pipe before it calls a handler.
+    handlers_before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
     thread = threading.Thread(target=_wait, args=(reader, close), daemon=True)
     thread.start()
     try:
@@ -334,10 +335,6 @@ def closing_on_signals(close: Callable[[], None]) -> Iterator[None]:
         os.close(writer)
         thread.join()
         os.close(reader)
-
-
-def _heard_by_the_thread(number: int, frame: object) -> None:
-    """The interpreter has written the number to the pipe before it calls this."""
 
 
 def _wait(reader: int, close: Callable[[], None]) -> None:

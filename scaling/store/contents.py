@@ -11,7 +11,7 @@ from scaling.errors import StoreError
 from scaling.files.documents import from_json, from_yaml
 from scaling.files.texts import is_clean
 from scaling.store.files import read_document
-from scaling.store.schemas import Count, Finite, OpenModel, Positive, Seconds, Size, optional
+from scaling.store.schemas import Count, Finite, OpenModel, Positive, Seconds, Size, optional, required
 from scaling.store.upgrades import upgraded_launch_times, upgraded_prediction, with_new_keys
 
 MEND_TOPOLOGY = "restore it, or delete it: reports do without it"
@@ -139,22 +139,19 @@ class PredictionsModel(OpenModel):
     predictions: list[PredictionModel]
 
 
-class SheetModel(OpenModel):
+_SheetKeys: Any = required(
+    (Size, "world_size"),
+    (Count, "num_steps metered_bytes exact_bytes"),
+    (str, "trained_on measured_on"),
+    (Finite, "first_error_ratio sum_error_ratio replicas_off_by"),
+    (bool, "replicas_agree"),
+    (Finite | None, "encode_bytes_per_s decode_bytes_per_s break_even_bytes_per_s"),
+)
+
+
+class SheetModel(_SheetKeys):  # type: ignore[misc]
     """sheets/<aggregator>.json (`scaling.conformance.fidelity.Sheet`)."""
 
-    num_steps: Count
-    world_size: Size
-    trained_on: str
-    first_error_ratio: Finite
-    sum_error_ratio: Finite
-    replicas_agree: bool
-    replicas_off_by: Finite
-    metered_bytes: Count
-    exact_bytes: Count
-    encode_bytes_per_s: Finite | None
-    decode_bytes_per_s: Finite | None
-    break_even_bytes_per_s: Finite | None
-    measured_on: str
     host_us_per_bucket: Finite | None = None
 
 

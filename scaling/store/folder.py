@@ -15,27 +15,9 @@ import yaml
 
 from scaling.errors import DiskFullError, StoreError
 from scaling.files.redaction import redacted_document
+from scaling.store import archiving, contents
 from scaling.store.archive import RUNS, Archive, is_archived, opened
-from scaling.store.archiving import (
-    require_finished,
-    require_one_form,
-    require_plain,
-    write_archive,
-    write_plain,
-)
 from scaling.store.code_changes import CODE_CHANGES
-from scaling.store.contents import (
-    MEND_TOPOLOGY,
-    LaunchTimesModel,
-    PredictionsModel,
-    SheetModel,
-    read_environment,
-    read_launch_times,
-    read_predictions,
-    read_sheets,
-    read_study,
-)
-from scaling.store.failures import FAILURE_KIND
 from scaling.store.files import (
     inside,
     run_folders,
@@ -50,6 +32,7 @@ from scaling.store.files import (
 )
 from scaling.store.locks import is_held, locked
 from scaling.store.records import (
+    FAILURE_KIND,
     MAX_DEATHS,
     SCHEMA_VERSION,
     RunRecord,
@@ -109,7 +92,7 @@ class ResultsFolder:
         self.write_text("study.yaml", yaml.safe_dump(redacted_document(study), sort_keys=False))
 
     def study(self) -> dict[str, Any]:
-        return read_study(self.path)
+        return contents.read_study(self.path)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         self.write_text(
@@ -117,7 +100,7 @@ class ResultsFolder:
         )
 
     def environment(self) -> dict[str, Any]:
-        return read_environment(self.path)
+        return contents.read_environment(self.path)
 
     def write_topology(self, topology: Mapping[str, Any]) -> None:
         self.write_text("topology.yaml", yaml.safe_dump(dict(topology), sort_keys=False))
@@ -125,7 +108,7 @@ class ResultsFolder:
     def topology_text(self) -> str | None:
         """What `write_topology` wrote, as text; None where nothing was; raises as the others do."""
         path = self.path / "topology.yaml"
-        return text_of(path, MEND_TOPOLOGY) if path.exists() else None
+        return text_of(path, contents.MEND_TOPOLOGY) if path.exists() else None
 
     # -- runs ------------------------------------------------------------------------------------------------
     def plan_run(self, cell_id: str, repeat: int, cell: Mapping[str, Any]) -> None:
@@ -154,7 +137,7 @@ class ResultsFolder:
         """All runs, by cell and repeat. Raises StoreError: one is damaged, or both archived and not."""
         archive = self._archive()
         if archive is not None:
-            require_one_form(self.path)
+            archiving.require_one_form(self.path)
             return [record_from(values) for values in archive.records.values()]
         files = (path / "run.json" for path in run_folders(self.path))
         return [read_run(path) for path in files if os.path.lexists(path)]
@@ -218,20 +201,20 @@ class ResultsFolder:
         finished."""
         with self.require().lock():
             if not (unfinished or is_archived(self.path)):
-                require_finished(self.path, (run.state for run in self.runs()))
-            write_archive(self.path)
+                archiving.require_finished(self.path, (run.state for run in self.runs()))
+            archiving.write_archive(self.path)
 
     def unarchive(self) -> None:
         """Gives every run its own files again. Raises StoreError: somebody works in the folder, say."""
         with self.require().lock():
-            write_plain(self.path)
+            archiving.write_plain(self.path)
 
     def is_archived(self) -> bool:
         return is_archived(self.path)
 
     def refuse_archived(self) -> None:
         """Raises a StoreError where the folder is archived: for callers that are about to write runs."""
-        require_plain(self.path)
+        archiving.require_plain(self.path)
 
     def _archive(self) -> Archive | None:
         self._opened = opened(self.path, self._opened)
@@ -279,29 +262,29 @@ class ResultsFolder:
         launch's log (None: the next one that is free)."""
         if number is None:
             number = take_number(self.launches(), ".json")
-        return write_checked(self._inside(f"launches/{number:03d}.json"), LaunchTimesModel, times)
+        return write_checked(self._inside(f"launches/{number:03d}.json"), contents.LaunchTimesModel, times)
 
     def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
         rows = list(map(dict, predictions))
         content = {"schema_version": SCHEMA_VERSION, "simulated": True, "predictions": rows}
-        return write_checked(self._inside("predictions.json"), PredictionsModel, content)
+        return write_checked(self._inside("predictions.json"), contents.PredictionsModel, content)
 
     def predictions(self) -> list[dict[str, Any]]:
         """What `write_predictions` wrote; nothing where it never did; raises as the others do."""
-        return read_predictions(self.path)
+        return contents.read_predictions(self.path)
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
         """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""
-        return write_checked(self._inside(f"sheets/{name}.json"), SheetModel, sheet)
+        return write_checked(self._inside(f"sheets/{name}.json"), contents.SheetModel, sheet)
 
     def sheets(self) -> dict[str, dict[str, Any]]:
         """What `write_sheet` wrote, by the aggregator's name. Raises StoreError: a file is damaged."""
-        return read_sheets(self.path)
+        return contents.read_sheets(self.path)
 
     def launch_times(self, prefix: str = "") -> list[dict[str, Any]]:
         """What `write_launch_times` wrote, by number; with "command-" what commands wrote."""
-        return read_launch_times(self.path, prefix)
+        return contents.read_launch_times(self.path, prefix)
 
     def lock(
         self, part: str = "", *, shared: bool = False, wait: bool = False

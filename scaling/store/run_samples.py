@@ -32,7 +32,7 @@ from scaling.store.files import (
     write_whole,
     writing,
 )
-from scaling.store.schemas import Count, Finite, OpenModel, Scalar, Seconds, Size, explain
+from scaling.store.schemas import Count, Finite, OpenModel, Scalar, Seconds, Size, explain, required
 
 MAX_TEXT = 4096  # bytes of an error or a note that a record and a table keep
 
@@ -176,13 +176,9 @@ class _RankFactsModel(OpenModel):
     peers: list[Rank] = []
 
 
-class _DetectedModel(OpenModel):
-    name: str
-    description: str
-    device_types: dict[str, Any]
-    link_types: dict[str, Any]
-    devices: list[Any]
-    links: list[Any]
+_DetectedModel = required(
+    (str, "name description"), (dict[str, Any], "device_types link_types"), (list[Any], "devices links")
+)
 
 
 class TransferFactsModel(OpenModel):
@@ -194,7 +190,7 @@ class TransferFactsModel(OpenModel):
     nccl: str | None = None
     mpi: str | None = None
     date: str
-    detected: _DetectedModel
+    detected: _DetectedModel  # type: ignore[valid-type]
     gpu_ids: list[str]
     missing: list[str]
 

@@ -61,6 +61,12 @@ class OpenModel(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
+def required(*fields: tuple[Any, str]) -> Any:
+    """An open model with these keys: of each type the names."""
+    names: dict[str, Any] = {name: (kind, ...) for kind, words in fields for name in words.split()}
+    return create_model("Required", __base__=OpenModel, **names)
+
+
 def optional(*fields: tuple[Any, str], base: Any = OpenModel) -> Any:
     """A model in which keys may be missing or null: the type that they have else, and their names."""
     names: dict[str, Any] = {name: (kind | None, None) for kind, words in fields for name in words.split()}
@@ -170,15 +176,8 @@ HostModel = optional((Seconds, "window_s cpu_s queued_s"), (list[Count], "cores"
 """What was read of a rank's process (`scaling.measure.host`)."""
 
 
-class MatrixRateModel(OpenModel):
-    """What a rank's device does in products of matrices (`scaling.measure.matrix_rate`)."""
-
-    flops_per_s: Positive
-    low: Positive
-    high: Positive
-    size: Count
-    num_samples: Count
-
+MatrixRateModel = required((Positive, "flops_per_s low high"), (Count, "size num_samples"))
+"""What a rank's device does in products of matrices (`scaling.measure.matrix_rate`)."""
 
 _SummaryKeys: Any = optional(
     (Count, "num_parameters warmup_iterations model_flops tokens_per_sample"),
@@ -192,7 +191,7 @@ _SummaryKeys: Any = optional(
     (str, "warmup_end stop_reason tensor_shapes failure_kind"),
     (list[GpuModel | None], "gpu power"),  # type: ignore[valid-type]
     (list[HostModel | None], "host"),  # type: ignore[valid-type]
-    (list[MatrixRateModel | None], "matrix_rate"),
+    (list[MatrixRateModel | None], "matrix_rate"),  # type: ignore[valid-type]
 )
 
 

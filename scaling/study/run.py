@@ -28,8 +28,7 @@ from scaling.errors import DiskFullError, LaunchError
 from scaling.files.redaction import redacted
 from scaling.import_path import safe_path
 from scaling.store import ResultsFolder
-from scaling.store.disk_full import MARK, REASONS
-from scaling.store.files import redact_file, writing
+from scaling.store.files import MARK, REASONS, redact_file, writing
 from scaling.store.records import now
 from scaling.study.cell import ResolvedStudy
 from scaling.study.kinds import label_of

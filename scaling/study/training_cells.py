@@ -9,16 +9,9 @@ from typing import Any, Protocol
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
+from scaling.study import places
 from scaling.study.cell import AvailableMachine, Cell
 from scaling.study.parts import SIZE_WORDS, TrainingPart
-from scaling.study.places import (
-    check_sharing,
-    default_threads,
-    device_of,
-    notes_on_sharing,
-    workers_a_gpu,
-    world_sizes_on,
-)
 from scaling.study.step_rules import check_accumulation, check_step_keys, check_workload
 from scaling.study.variants import check_optimizer_keys, optimizer_fields, optimizers_of, precisions, variants
 from scaling.study.workloads import ChosenWorkload, choose
@@ -43,21 +36,23 @@ def training_cells(
     kind: TrainsCells, part: TrainingPart, machine: AvailableMachine, notes: list[str]
 ) -> list[Cell]:
     """All combinations of a part; `notes` takes what was decided. Raises StudyError: one cannot be."""
-    device = device_of(part, machine, notes)
-    sizes = world_sizes_on(part, device, machine, notes)
+    device = places.device_of(part, machine, notes)
+    sizes = places.world_sizes_on(part, device, machine, notes)
     if part.world_sizes in SIZE_WORDS:
         sizes = [size for size in sizes if _divides(part, size, notes)]
     if not sizes:
         return []
-    shares = {size: workers_a_gpu(size, device, machine.num_gpus * machine.num_nodes) for size in sizes}
-    notes += notes_on_sharing(part, shares, device)
+    shares = {
+        size: places.workers_a_gpu(size, device, machine.num_gpus * machine.num_nodes) for size in sizes
+    }
+    notes += places.notes_on_sharing(part, shares, device)
     most = max(share or 1 for share in shares.values())
-    threads = part.threads or default_threads(device, machine, most)
+    threads = part.threads or places.default_threads(device, machine, most)
     aggregators = [(spec.name, create_aggregator(spec.name, spec.parameters)) for spec in part.aggregators]
     created = [aggregator for _, aggregator in aggregators]
     check_part(part, created, sizes, device)
     kind.check(part, created, sizes, device)
-    check_sharing(part, created, [size for size in sizes if shares[size]], machine.num_gpus)
+    places.check_sharing(part, created, [size for size in sizes if shares[size]], machine.num_gpus)
     cells: list[Cell] = []
     for choice in part.workloads:
         workload = choose(choice, device, notes.append)

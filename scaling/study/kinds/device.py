@@ -49,19 +49,13 @@ class DevicePart(AnyPart):
     repeats: NumRepeats = 1
     """Number of launches; a decision needs two or more."""
 
-    @property
-    def world_sizes(self) -> list[int]:
-        return [1]
+    world_sizes: ClassVar[list[int]] = [1]
+    missing_devices: ClassVar[Literal["drop"]] = "drop"
 
     @property
     def device(self) -> Device:
         """A GPU is used where there is one and the part wants it."""
         return "auto" if "cuda" in self.devices else "cpu"
-
-    @property
-    def missing_devices(self) -> Literal["error", "drop"]:
-        """A GPU that is not there is left out."""
-        return "drop"
 
 
 @dataclass(frozen=True)

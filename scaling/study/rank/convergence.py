@@ -29,7 +29,7 @@ from scaling.measure import power
 from scaling.measure.clock import clock_for
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import failure_kind
-from scaling.store.failures import DEVICE_LOST, OUT_OF_MEMORY
+from scaling.store.records import DEVICE_LOST, OUT_OF_MEMORY
 from scaling.store.run_samples import CheckpointFiles
 from scaling.study.cell import Cell
 from scaling.study.rank.context import RankSummary, RunContext
@@ -103,7 +103,6 @@ def _train(
         rows = begun.rows
         context.write(rows)
     after = begun.progress if begun else TrainingProgress()
-    saver = _Saver(saved, group) if saved else None
     here = this_start()
     before = [host for host in begun.hosts if host != here] if begun else []
     parts = (step, splits.train, splits.test, plan_of(cell), group, clock_for(device), group.largest)
@@ -116,10 +115,10 @@ def _train(
         heartbeat.phase("records of an epoch")
         rows.append(row if group.rank == 0 else {key: row[key] for key in OF_EVERY_RANK})
         context.write(rows[-1:])
-        if saver is not None and row["epoch"] != cell.epochs and saver.is_due():
+        if saved is not None and row["epoch"] != cell.epochs and saved.is_due():
             prepared.check_later_steps()
             progress = TrainingProgress(row["epoch"], row["train_s"], row["train_j"])
-            saver.save(Checkpoint.of(step, progress, rows, device, [*before, here]))
+            saved.write(Checkpoint.of(step, progress, rows, device, [*before, here]))
         heartbeat.phase("training")
     prepared.check_later_steps()
     return rows, before
@@ -137,23 +136,6 @@ def plan_of(cell: Cell) -> TrainingPlan:
     )
     augmented = cell.augmentation == "standard"
     return TrainingPlan(cell.global_batch, cell.epochs, cell.seed, rate, augmented=augmented)
-
-
-class _Saver:
-    """Writes this rank's checkpoints, as often as their share of the time allows. Collective."""
-
-    def __init__(self, saved: TrainingCheckpoints, group: TorchGroup) -> None:
-        self._saved, self._group = saved, group
-        self._next_s = 0.0
-
-    def is_due(self) -> bool:
-        return self._group.largest(float(time.monotonic() >= self._next_s)) > 0
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        start_s = time.monotonic()
-        self._saved.write(checkpoint)
-        written_s = time.monotonic()
-        self._next_s = written_s + (written_s - start_s) / LARGEST_WRITING_SHARE
 
 
 def _energy_meter(device: torch.device) -> Callable[[], Callable[[], float | None]] | None:
@@ -184,10 +166,18 @@ class TrainingCheckpoints:
     ) -> None:
         self._files, self._target, self._group = files, target, group
         self._parameters, self._same_update = list(parameters), same_update
+        self._next_s = 0.0
+
+    def is_due(self) -> bool:
+        """Whether another one keeps to its share of the time."""
+        return self._group.largest(float(time.monotonic() >= self._next_s)) > 0
 
     def write(self, checkpoint: Checkpoint) -> None:
+        start_s = time.monotonic()
         together = self._group.share(secrets.token_hex(8))
         self._files.write(replace(checkpoint, saved_together=together).to_bytes(self._target))
+        written_s = time.monotonic()
+        self._next_s = written_s + (written_s - start_s) / LARGEST_WRITING_SHARE
 
     def last_common(self) -> tuple[Checkpoint | None, list[str]]:
         """This rank's checkpoint of the last common epoch; notes, the same on every rank."""
