@@ -90,8 +90,6 @@ def _as_it_is(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Axis:
-    """A variable."""
-
     name: str  # its key in a cell
     dtype: str = "string"  # pandas' type of its column
     default: Any = None  # what it was in folders that lack it, and what None stands for
@@ -140,7 +138,6 @@ class Axis:
 
     @property
     def default_shown(self) -> Any:
-        """The default as it is in a row."""
         return self.show(self.default)
 
     def text(self, value: Any, *, short: bool = False) -> str:
@@ -172,7 +169,6 @@ def _milestones(epochs: Any) -> str | None:
 
 
 def _float32_or_tf32(cell: Mapping[str, Any]) -> str:
-    """The precision of a cell without autocast."""
     return "tf32" if cell.get("tf32") else "float32"
 
 

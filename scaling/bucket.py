@@ -28,9 +28,8 @@ ITEMSIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Names, shapes and offsets of the tensors that are stored one behind the other in a flat buffer.
-    `names`: one unique name a tensor; `shapes`: the tensors' shapes, in the same order; `offsets`: index of
-    each tensor's first element in the flat buffer."""
+    """Names, shapes and offsets (of the first element) of tensors that are stored one behind the other in a
+    flat buffer."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -53,7 +52,6 @@ class BucketLayout:
 
     @cached_property
     def spans(self) -> list[Span]:
-        """The elements of each tensor."""
         return list(pairwise([*self.offsets, self.num_elements]))
 
     def digest(self) -> bytes:
@@ -74,8 +72,7 @@ class BucketLayout:
 
     @classmethod
     def of_shapes_text(cls, text: str) -> BucketLayout:
-        """The layout of what `shapes_text` wrote; the tensors are named by their numbers. Raises ValueError:
-        it is something else."""
+        """The layout of what `shapes_text` wrote; names are numbers. ValueError: it is something else."""
         shapes = []
         for word in text.split():
             if not re.fullmatch(rf"{SCALAR}|[0-9]{{1,18}}(x[0-9]{{1,18}})*", word):
@@ -95,8 +92,7 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 
 def shapes_by_dtype_text(layouts: Mapping[str, BucketLayout]) -> str:
-    """The shapes of each dtype as results keep them: `784x2048 2048; bfloat16: 2048x10 10`. `layouts`: dtype
-    -> tensors; float32 is not named."""
+    """Dtype -> tensors as results keep them, float32 unnamed: `784x2048 2048; bfloat16: 2048x10 10`."""
     return "; ".join(
         f"{'' if dtype == 'float32' else f'{dtype}: '}{layout.shapes_text()}"
         for dtype, layout in layouts.items()

@@ -28,8 +28,7 @@ def working_folder_last() -> None:
 
 
 def working_folder_found() -> None:
-    """The `scaling` script finds a `module:Class` of the working folder as `python -m scaling` does, unless
-    the user wants none (PYTHONSAFEPATH, -P, -I)."""
+    """Has `scaling` find the working folder's modules as `python -m` does, unless the user wants none."""
     wanted = not (os.environ.get(VARIABLE) or getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
     if wanted and not {"", here := os.getcwd()} & set(sys.path):
         sys.path.append(here)

@@ -39,8 +39,7 @@ class Registry:
         self._built_in = dict(built_in)
 
     def targets(self) -> dict[str, str]:
-        """Every known name with its "module:attribute", built-ins first. Raises StudyError: another package
-        offers a name that is taken."""
+        """Name -> "module:attribute", built-ins first. StudyError: a package offers a name that is taken."""
         targets = dict(self._built_in)
         for name, target in offered(self._group, tuple(sys.path)):
             if targets.setdefault(name, target) != target:
@@ -81,8 +80,7 @@ class Registry:
             ) from error
 
     def description(self, name: str) -> str:
-        """The first line of the docstring of the component called `name`; "" where it is not found. It is
-        read from the source file. Nothing is imported, so a name may come from results."""
+        """The first line of a component's docstring, read without an import; "" where it is not found."""
         target = self._built_in.get(name) or dict(offered(self._group, tuple(sys.path))).get(name, "")
         return _first_line_of_doc(target)
 

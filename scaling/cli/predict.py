@@ -156,7 +156,6 @@ def _asked(
 
 
 def _parsed(text: str) -> list[int]:
-    """`1,2,4` as numbers."""
     if not re.fullmatch(r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", text):
         raise StudyError(f"--world-sizes {text!r:.60}: give numbers below 100000, as in 1,2,4,8,64")
     return list(dict.fromkeys(int(part) for part in text.split(",")))
@@ -165,9 +164,8 @@ def _parsed(text: str) -> list[int]:
 def predicted(
     cells: list[Any], machine: Topology, sources: Any, *, known: bool, tensor_shapes: str = ""
 ) -> tuple[list[Prediction], list[dict[str, Any]]]:
-    """The predictions, and each cell as a row: predicted, or with the reason why not. Cells of an attached
-    script are mappings, and have `tensor_shapes`. Raises StudyError: steps are to be predicted, and all of
-    them are another device's than the machine's."""
+    """The predictions, and each cell as a row, with the reason where it has none. Cells of an attached script
+    are mappings, with `tensor_shapes`. Raises StudyError: all cells are another device's."""
     from scaling.prediction.rows import reason_row, row_of
     from scaling.prediction.terms import of_other_device
     from scaling.study.predicting import predict_cells, strategy_of

@@ -15,8 +15,6 @@ from topologies.detect import nvidia_gpus
 
 @dataclass(frozen=True)
 class Gpus:
-    """What is known of this machine's GPUs."""
-
     listed: Sequence[Mapping[str, Any]]  # as nvidia-smi has them: name, memory_bytes, driver
     usable: int  # how many torch can use
     torch_cuda: str | None  # the CUDA version that torch was built for, None if for none
@@ -66,7 +64,6 @@ def peer_access(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
 
 
 def nccl(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
-    """NCCL's version, and what the environment tells it."""
     if gpus.nccl is None:
         return ok("NCCL", "not needed: no GPUs")
     names = sorted(name for name in environ if name.startswith("NCCL_") and name != "NCCL_VERSION")

@@ -87,7 +87,6 @@ def limits(has_gpus: bool, limit: Callable[[int], tuple[int, int]] = resource.ge
 
 
 def numa(num_usable: int, num_present: int | None = None, sys: Path = SYS) -> CheckResult:
-    """Memory nodes, and the cores that this process may use."""
     nodes = max(1, len(node_cpus(sys)))
     present = num_present or os.cpu_count() or num_usable
     text = f"{nodes} node{'s' if nodes > 1 else ''}, {num_usable} of {present} cores may be used"

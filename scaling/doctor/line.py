@@ -12,8 +12,6 @@ State = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check found."""
-
     name: str  # what was looked at
     state: State  # "ok"; "warning", studies run but something is missing or slow; "error", studies fail
     text: str  # what was found

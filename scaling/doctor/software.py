@@ -76,7 +76,6 @@ def triton(has_gpus: bool, version: Callable[[], str | None] = triton_version) -
 
 
 def mpi(which: Which = shutil.which, version: Version = package_version) -> CheckResult:
-    """Whether aggregators over MPI can run."""
     program, package = which("mpirun") or which("mpiexec"), version("mpi4py")
     if program and package:
         return ok("MPI", f"mpi4py {package}, {program}")
@@ -87,7 +86,6 @@ def mpi(which: Which = shutil.which, version: Version = package_version) -> Chec
 
 
 def horovod(has_gpus: bool, version: Version = package_version) -> CheckResult:
-    """Whether Horovod's aggregators can run, and on GPUs."""
     if importlib.util.find_spec("horovod") is None:
         return ok("Horovod", f"none: {HOW_TO_BRING['horovod']}")
     name = f"Horovod {version('horovod')}"

@@ -88,8 +88,7 @@ def decoded(content: bytes) -> str:
 
 
 def gunzipped(content: bytes, max_bytes: int = MAX_BYTES) -> bytes:
-    """What gzip has packed. Raises DocumentError: it is damaged, ends early, or is larger than that when
-    unpacked."""
+    """What gzip has packed. Raises DocumentError: it is damaged, ends early, or is larger unpacked."""
     if not content:
         raise DocumentError("it is empty")
     parts, at, total = [], 0, 0
@@ -130,8 +129,7 @@ def _may_be_escaped(text: str) -> bool:
 
 
 def json_samples(text: str) -> Any:
-    """The same of very many samples, whose reader checks the numbers that it takes. Raises DocumentError: see
-    `from_json`."""
+    """`from_json` for very many samples, whose reader checks the numbers that it takes."""
     return from_json(text) if _may_be_escaped(text) else _loaded(text)
 
 
@@ -244,8 +242,7 @@ def _require_small(events: Iterable[yaml.Event]) -> None:
 
 
 def require_plain(value: Any) -> None:
-    """Raises where a value is none that a document may have. Raises DocumentError: with the keys that lead
-    there."""
+    """Raises DocumentError, with the keys that lead there, where a value is none that a document may have."""
     if _is_plain(value):
         return
     left: list[tuple[tuple[Key, ...], Any]] = [((), value)]

@@ -9,8 +9,7 @@ TUPLE = "()"  # the one key of an object that stands for a tuple
 
 
 def written(value: Any) -> str:
-    """The JSON text of null, booleans, numbers, texts, lists, tuples and dictionaries with texts as keys.
-    Raises TypeError: it is something else."""
+    """The JSON text of plain values, and tuples of them. Raises TypeError: it is something else."""
     return json.dumps(_marked(value))
 
 

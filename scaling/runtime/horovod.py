@@ -28,9 +28,8 @@ Place = tuple[str, int, int]
 
 
 class HorovodWorld:
-    """Horovod for this launch; started when a cell first needs it, and anew after a failure. `by_mpi`: they
-    were started by MPI, which this process has started; `environ`: takes the variables that Horovod reads
-    when it starts."""
+    """Horovod for this launch; started when a cell first needs it, and anew after a failure. `by_mpi`: this
+    process has started MPI; `environ`: takes the variables that Horovod reads when it starts."""
 
     def __init__(
         self, workers: Workers, *, by_mpi: bool, environ: MutableMapping[str, str] = os.environ
@@ -41,8 +40,7 @@ class HorovodWorld:
         self._end_rendezvous: Callable[[], None] = lambda: None
 
     def group(self, outer: Group) -> Group:
-        """The ranks of `outer`, which are all, with Horovod carrying their all-reduces. Collective. Raises
-        LaunchError: it is not there, cannot start, or its world is not the launch's."""
+        """The ranks of `outer`, all of them, with Horovod's all-reduces; raises as `start`. Collective."""
         self.start()
         return HorovodGroup(outer, self._hvd, self.description or "")
 

@@ -25,8 +25,7 @@ from scaling.runtime.workers import Workers, join_limit_s
 
 class LaunchLibraries:
     """What this process has in addition to torch.distributed. Under mpirun MPI is started first of all.
-    `info`: what the launcher says of this process; `environ`: the environment, which libraries read when they
-    start. Raises LaunchError: the launcher is MPI's, and MPI cannot be used."""
+    `environ`: is read when they start. Raises LaunchError: the launcher is MPI's, and MPI cannot be used."""
 
     def __init__(self, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> None:
         self._info, self._environ = info, environ
@@ -51,8 +50,7 @@ class LaunchLibraries:
             workers.libraries["mpi"] = lambda outer: self._started_mpi().group(outer)
 
     def bring(self, libraries: Iterable[str]) -> None:
-        """Starts what cells will need: what is wrong with it fails the launch, and no cell. Collective.
-        Raises LaunchError: one of them cannot be used, or its world is not the launch's."""
+        """Starts what cells will need. Raises LaunchError: one cannot be used in this launch. Collective."""
         if "mpi" in libraries:
             self._started_mpi()
         if "horovod" in libraries and self._horovod is not None:
@@ -122,8 +120,7 @@ class MpiWorld:
         return MpiGroup(outer, self._world.Dup())
 
     def end_all(self, code: int) -> None:
-        """Has every rank end when this one does, with that exit code. Leaving alone would not do it: MPI's
-        own end waits for the others."""
+        """Has every rank end when this one does, with that exit code: MPI's end would wait for the others."""
         from mpi4py.run import set_abort_status
 
         set_abort_status(code)

@@ -278,8 +278,7 @@ def _fetch(url: str, limit_s: float) -> str:
 
 
 class Watched:
-    """This rank's heartbeat, and the watcher that it starts where it is its host's first rank. Ranks are
-    watched on Linux alone: elsewhere the heartbeat is heard by nobody. `heartbeat`: one a process."""
+    """This rank's heartbeat, heard on Linux alone, and the watcher that the first rank of its host starts."""
 
     def __init__(self) -> None:
         self.heartbeat: Heartbeat = SharedHeartbeat() if sys.platform == "linux" else SILENT

@@ -148,8 +148,7 @@ class Workers:
         return self._group
 
     def first_failure(self, cell_key: str) -> int:
-        """Counts a failure in that cell: 1 for the first rank that says so. To be drawn before `leave_group`,
-        whose end of connections makes the others fail too."""
+        """Counts a failure in that cell: 1 for the first. Before `leave_group`, by which others fail too."""
         self._store.add("failures", 1)
         return int(self._store.add(f"{cell_key}/failures", 1))
 
@@ -213,8 +212,7 @@ class Workers:
 
 
 def join_limit_s() -> float:
-    """How long this rank waits for the others. Raises LaunchError: SCALING_JOIN_TIMEOUT_S is no such
-    number."""
+    """How long this rank waits for the others. LaunchError: SCALING_JOIN_TIMEOUT_S is no number for it."""
     try:
         return join_timeout_s(os.environ)
     except ValueError as error:
@@ -224,8 +222,7 @@ def join_limit_s() -> float:
 def _meet(
     info: RankInfo, share: Callable[[str], str] | None, address: str, waiting: Waiting, limit_s: float
 ) -> Any:
-    """The store at which the ranks meet. Rank 0 has it on a free port, unless MASTER_PORT names one or the
-    launcher has it."""
+    """The store at which the ranks meet: rank 0's, at MASTER_PORT or a free port, or the launcher's."""
     if share is None:
         host, port = os.environ["MASTER_ADDR"], _master_port(os.environ)
         if info.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

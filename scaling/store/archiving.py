@@ -198,8 +198,7 @@ def table(files: dict[RankFile, Path]) -> bytes:
 
 
 def columns_in_order(orders: Iterable[tuple[str, ...]]) -> list[str]:
-    """The columns of a table of samples with different keys: all keys, each behind the one that it follows
-    where it is first seen."""
+    """All keys of samples, each behind the one that it follows where it is first seen."""
     columns: list[str] = []
     for keys in dict.fromkeys(orders):
         position = 0

@@ -134,8 +134,6 @@ class PredictionModel(_PredictionKeys):  # type: ignore[misc]
 
 
 class PredictionsModel(OpenModel):
-    """predictions.json."""
-
     predictions: list[PredictionModel]
 
 

@@ -164,9 +164,8 @@ def same_folder(folder: Path, before: tuple[int, int] | None) -> tuple[int, int]
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of what is written, renamed or removed in a results folder, which may be another's. The
-    folder, and `runs` in it, may be links to another disk. Raises StoreError: another link or a name leads
-    out of it, or what `runs` leads to is a part of another results folder."""
+    """The path of what is written or removed in a results folder; it, and its `runs`, may be links to another
+    disk. Raises StoreError: another link or a name leads out of it, or `runs` to another results folder."""
     path = folder / name
     roots = [Path(os.path.realpath(folder))]
     _require_apart(roots[0])

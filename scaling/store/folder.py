@@ -188,17 +188,15 @@ class ResultsFolder:
         return appender(path, LINES.get(kind or ""))
 
     def samples(self, cell_id: str, repeat: int, *, unfinished: bool = False) -> list[list[dict[str, Any]]]:
-        """The samples of a run: [rank][line]; `unfinished`: a last line that is written in part is left out.
-        Raises StoreError: a file is missing or damaged."""
+        """[rank][line] of a run; `unfinished`: without a last line in part. Raises StoreError: damaged."""
         folder = self._run_file(cell_id, repeat).parent
         ranks = read_samples(folder, self._archive(), cell_id, repeat, unfinished=unfinished)
         return [upgraded_lines(lines) for lines in ranks]
 
     # -- the archived form -----------------------------------------------------------------------------------
     def archive(self, *, unfinished: bool = False) -> None:
-        """Puts all runs into the archived form, read and compared before anything is removed; `unfinished`:
-        also where some are planned. Raises StoreError: somebody works in the folder, or it is not
-        finished."""
+        """Archives all runs, compared before anything is removed. `unfinished`: also where some are planned.
+        Raises StoreError: somebody works in the folder, or it is not finished."""
         with self.require().lock():
             if not (unfinished or is_archived(self.path)):
                 archiving.require_finished(self.path, (run.state for run in self.runs()))
@@ -258,8 +256,7 @@ class ResultsFolder:
         return folder
 
     def write_launch_times(self, times: Mapping[str, Any], number: int | None = None) -> Path:
-        """Writes where a launch's seconds went (`LaunchTimesModel`); returns the path. `number`: that of the
-        launch's log (None: the next one that is free)."""
+        """Writes where a launch's seconds went; returns the path. `number`: its log's (None: the next)."""
         if number is None:
             number = take_number(self.launches(), ".json")
         return write_checked(self._inside(f"launches/{number:03d}.json"), contents.LaunchTimesModel, times)

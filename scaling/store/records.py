@@ -57,8 +57,7 @@ MEND = "delete its run's folder, and `scaling run` measures it again"
 
 
 def checked(text: str, where: object, mend: str = MEND, *, numbered: bool = False) -> dict[str, Any]:
-    """What was written of a run; its id and repeat name files, so they are checked too. `numbered`: the text
-    has several lines, which messages name. Raises StoreError: it is damaged, or of another version."""
+    """What was written of a run; `numbered`: messages name lines. StoreError: it is damaged, or too new."""
     try:
         values = from_json(text)
     except DocumentError as error:

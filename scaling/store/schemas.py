@@ -93,7 +93,6 @@ Scalar = bool | int | Finite | str | None
 
 
 def _type_of(axis: Axis) -> Any:
-    """What a cell may have of a variable."""
     if axis.holds == "mapping":
         return dict[str, Any]
     if axis.holds == "numbers":

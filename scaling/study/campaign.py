@@ -37,8 +37,6 @@ THIS = "this environment"  # what is recorded of the runs of A
 
 @dataclass(frozen=True)
 class Campaign:
-    """The folders of both environments."""
-
     a: ResultsFolder  # a, b: of the command's environment and of the other one
     b: ResultsFolder
     id: str  # equal in the records of all pairs
@@ -77,7 +75,6 @@ class Campaign:
         return len(again)
 
     def mark(self) -> None:
-        """Marks what is done in both folders as this campaign's."""
         for folder, name in ((self.a, THIS), (self.b, self.other)):
             for record in folder.runs():
                 if record.state == "done" and not self._is_marked(record):
@@ -238,8 +235,7 @@ KINDS: Mapping[str, Callable[[str, Path], OtherEnvironment]] = {
 def require_same_cells(
     other: OtherEnvironment, study: str, overrides: Sequence[str], out: Path, resolved: ResolvedStudy
 ) -> None:
-    """Has the other environment resolve the study for the folder `out`. Raises LaunchError: why it cannot, or
-    which cells differ from `resolved`."""
+    """Raises LaunchError where the other environment cannot resolve the study, or makes other cells of it."""
     workers = other.workers
     words = ["plan", study, *overrides, "--out", str(out.absolute()), "--json"]
     done = subprocess.run(

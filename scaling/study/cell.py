@@ -33,8 +33,6 @@ class AvailableMachine:
 
 
 class AnyCell(Protocol):
-    """A cell of any kind."""
-
     @property
     def kind(self) -> str: ...  # a name of `scaling.study.kinds.KINDS`
     @property
@@ -196,8 +194,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class ResolvedStudy:
-    """A study's cells on one machine."""
-
     name: str
     repeats: dict[str, int]  # cell -> how often it is run, each time in another launch
     cells: dict[str, AnyCell]

@@ -104,8 +104,6 @@ class ClaimsFile(Strict):
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim with what was found."""
-
     claim: Claim
     verdict: Verdict
     assumption: str  # under which it holds; "" of the other verdicts
@@ -149,7 +147,6 @@ def _shown(value: float, check: Check) -> str:
 
 
 def _range(check: Check) -> str:
-    """What the claim allows."""
     least, most = (bound if bound is None else _shown(bound, check) for bound in (check.least, check.most))
     if least is None or most is None:
         return f"at least {least}" if most is None else f"at most {most}"

@@ -78,8 +78,7 @@ def _parse(text: str, name: str) -> Any:
 
 
 def _apply(raw: Any, override: str) -> None:
-    """Sets one `dotted.key=value`; a top-level key also replaces those of parts and workloads. `kind` of a
-    study with parts chooses those of that kind."""
+    """Sets one `dotted.key=value`; a top-level key also replaces those of parts; `kind` may choose parts."""
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise StudyError(f"override {override!r} is not of the form key=value")

@@ -18,9 +18,8 @@ from scaling.study.parts import SIZE_WORDS, AnyPart, Part, TrainingPart
 
 
 def default_threads(device: str, machine: AvailableMachine, workers_per_gpu: int = 1) -> int:
-    """CPU threads of a worker: one for a CPU process, else its share of three quarters of its GPU's cores:
-    the rest is the driver's, the library's and the loader's. The same at every world size of a part, so that
-    they are compared. `workers_per_gpu`: the most of the part."""
+    """CPU threads of a worker: 1 on CPUs, else its share of 3/4 of its GPU's cores: the driver, the library
+    and the loader need some. The same at all sizes of a part, of which `workers_per_gpu` is the most."""
     if device != "cuda" or not machine.num_gpus:
         return 1
     return max(1, 3 * (machine.num_cores // machine.num_gpus) // 4 // workers_per_gpu)
@@ -100,7 +99,6 @@ def workers_a_gpu(world_size: int, device: str, num_gpus: int) -> int | None:
 
 
 def num_gpus_used(world_size: int, workers: int) -> int:
-    """GPUs that so many workers on each take."""
     return -(-world_size // workers)
 
 

@@ -40,8 +40,6 @@ WIRE_BYTES = {"bf16": 2, "fp16": 2}
 
 @dataclass(frozen=True)
 class NotPredicted:
-    """A cell that has no prediction, and why."""
-
     cell: Mapping[str, Any]
     reason: str
 

@@ -23,9 +23,8 @@ def this_machine(num_nodes: int = 1) -> AvailableMachine:
 
 def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> None:
     """Writes study, environment, topology and planned runs, and fetches data sets, once; or checks that a
-    study, perhaps with more or fewer cells, goes on in its own folder. Jobs that start together wait for each
-    other here. Raises StudyError: the environment's variables contradict it; StoreError: the folder holds
-    something else, or was measured in another environment; DataError: a data set is missing or damaged."""
+    study, perhaps with other cells, goes on in its own folder, for one job at a time. Raises StudyError:
+    variables contradict it; StoreError: the folder is of another study or environment; DataError."""
     check_settings(resolved, os.environ)
     # In this order: another job may write the study between the two looks.
     if folder.holds_foreign_files() and not folder.exists():

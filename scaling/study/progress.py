@@ -13,8 +13,6 @@ LINE_EVERY_S = 30.0
 
 
 class LineProgress:
-    """A line every half minute."""
-
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._clock, self._left = clock, _Remaining(clock)
@@ -36,8 +34,6 @@ def remaining_s(elapsed_s: float, num_done: int, num_left: int) -> float | None:
 
 
 class _Remaining:
-    """The time left, in words."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._started = clock, clock()
         self._num_over_at_start: int | None = None

@@ -36,8 +36,6 @@ SET_UP_S = 0.5  # of a cell, before its first step
 
 @dataclass(frozen=True)
 class CellChoice:
-    """Whether a cell is to be measured."""
-
     cell: Cell
     keep: bool
     reason: str
@@ -71,8 +69,7 @@ def judge(
     *,
     skip_dominated: bool = True,
 ) -> list[CellChoice]:
-    """A verdict on each of `cells` by its row of predictions, within `budget_s` of measuring (None: no
-    limit); `skip_dominated`: False judges by the time alone."""
+    """A verdict on each cell by its row of predictions, within `budget_s` of measuring (None: no limit)."""
     predicted = {row["cell_id"]: row for row in rows if row.get("iteration_s")}
     verdicts = [_domination(cell, cells, predicted, repeats) for cell in cells]
     if not skip_dominated:
@@ -173,8 +170,7 @@ def _line(verdict: CellChoice) -> str:
 
 
 def study_of(study: Study, verdicts: Sequence[CellChoice], resolved: ResolvedStudy) -> str:
-    """A study file with the kept cells alone, a part for each that share all but their aggregator: their ids
-    are those of the whole study's (`resolved`), so that its folder goes on."""
+    """A study file of the kept cells, a part for all that differ in their aggregator; their ids stay."""
     kept = [verdict.cell for verdict in verdicts if verdict.keep]
     parts: list[Any] = []
     for number, part in enumerate(study.parts):

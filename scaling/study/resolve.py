@@ -92,8 +92,6 @@ def _require_own_label(cell: AnyCell, labelled: dict[str, Cell]) -> None:
 
 @dataclass(frozen=True)
 class JobShape:
-    """A job's nodes."""
-
     world_sizes: list[int]  # what it will run, ascending
     nodes: int
     workers_per_node: int  # at most, on each

@@ -45,8 +45,6 @@ LOG_LINES_SHOWN = 15
 
 
 class ProgressListener(Protocol):
-    """Hears how far the study is."""
-
     def update(self, num_over: int, num_runs: int, current: str) -> None:
         """`num_over` of `num_runs` runs are done or failed; `current` says what is under way."""
 
@@ -92,9 +90,8 @@ class StudyRun:
         return self.scope.launches(self.folder, self.study)
 
     def run(self, launch: Launch) -> None:
-        """Runs a launch to its end, and judges what it left. Raises KeyboardInterrupt: the user stopped it;
-        what is finished is kept, the rest is planned again; LaunchError: workers cannot be started, and
-        trying again would not help; the rest is planned."""
+        """Runs a launch to its end, and judges what it left. Raises KeyboardInterrupt: the user stopped it,
+        and the rest is planned; LaunchError: workers cannot be started, and trying again would not help."""
         folder, scope = self.folder, self.scope
         before = _num_over(folder, scope)
         self.before_launch(launch)

@@ -26,7 +26,6 @@ class Scope:
     world_size: int | None = None
 
     def records(self, folder: ResultsFolder) -> list[RunRecord]:
-        """The runs that are this one's concern."""
         return [record for record in folder.runs() if self.includes(int(record.cell["world_size"]))]
 
     def launches(self, folder: ResultsFolder, study: ResolvedStudy) -> list[Launch]:
@@ -139,8 +138,7 @@ def _line(library: str, aggregators: list[str]) -> str:
 
 
 def runnable(study: ResolvedStudy, *, by_mpi: bool, world_size: int | None = None) -> RunnableStudy:
-    """Leaves out what would fail cell by cell, as by MPI, or not of the only `world_size`. Raises
-    LaunchError: nothing would be left to run; it names what to do."""
+    """Leaves out what needs a library that the launch lacks. Raises LaunchError: nothing would be left."""
     missing = set() if by_mpi else {"mpi"}
     if importlib.util.find_spec("horovod") is None:
         missing.add("horovod")

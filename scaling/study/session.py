@@ -77,8 +77,6 @@ ReportT = TypeVar("ReportT")
 
 @dataclass(frozen=True)
 class RunResult(Generic[ReportT]):
-    """What a run has come to."""
-
     folder: ResultsFolder
     report: ReportT | None  # of the whole study; None where one world size alone was run
     failed: list[RunRecord]
@@ -87,7 +85,6 @@ class RunResult(Generic[ReportT]):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the command ends with exit code 1."""
         return bool(self.failed or (self.left_out and not self.leaves_the_rest))
 
     def rest(self) -> list[str]:

@@ -35,8 +35,6 @@ MAX_BYTES, MOST_LINES, MOST_GPUS = 1 << 20, 10_000, 4096
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a table does not say itself."""
-
     name: str  # of the model or script
     batch: int = 0  # of a GPU if `scaling` is weak, of all if strong (0: not known)
     scaling: Literal["weak", "strong"] = "weak"  # "weak" or "strong"

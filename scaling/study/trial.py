@@ -45,8 +45,7 @@ def trial_overrides(
     note: Callable[[str], None],
     zygotes: Zygotes,
 ) -> list[str]:
-    """Overrides that set each `global_batch: auto` of a study; a folder that is there keeps its batches.
-    `note` takes what the trials gave; `zygotes` fork them. Raises LaunchError."""
+    """Overrides that set each `global_batch: auto`; a folder that is there keeps its batches. LaunchError."""
     sized, known = [], folder.study() if folder.exists() else None
     batches: dict[str, int] = {}
     for index, part in enumerate(study.parts):
@@ -77,8 +76,7 @@ def sized_study(
     note: Callable[[str], None],
     zygotes: Zygotes,
 ) -> tuple[Study, list[str], ResolvedStudy]:
-    """The study `loaded` by that name with these overrides, and with those of `trial_overrides`, as this
-    machine runs it; its notes are said. Raises StudyError."""
+    """The study with these overrides and `trial_overrides`, as this machine runs it; its notes are said."""
     machine = this_machine(num_nodes)
     if sized := trial_overrides(loaded, machine, folder, note, zygotes):
         overrides = [*overrides, *sized]

@@ -82,8 +82,7 @@ def deciding_study(
     cells: Sequence[Cell],
     fastest: Sequence[Sequence[float] | None],
 ) -> Study:
-    """The screening study with more launches of DDP's own buckets and of the fastest others, of each cell the
-    sizes of its buckets (None: there are none)."""
+    """The screening study with more launches of DDP's own buckets and each cell's fastest, if it has one."""
     parts = [
         _of_sizes(study, resolved, cell, max(DECIDING_LAUNCHES, resolved.repeats[cell.id]), [sizes])
         for cell, sizes in zip(cells, fastest, strict=True)

@@ -143,7 +143,6 @@ def can_be_local(step: str, aggregator: Aggregator[Any]) -> bool:
 
 
 def wraps_in_ddp(step: str, aggregator: Aggregator[Any]) -> bool:
-    """Whether the step is that of torch's DDP."""
     return step == "overlapped" and aggregator.ddp_path() in ("hook", "library_hook", "own")
 
 

@@ -125,7 +125,6 @@ def _with_new_parts(seconds: Mapping[str, Any], suffix: str) -> dict[str, Any]:
 
 
 def upgraded_launch_times(times: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a launch's wall time went, as recorded today."""
     if not isinstance(times.get("cells"), list):
         return dict(times)
     cells = [_with_new_parts(cell, "_s") if isinstance(cell, dict) else cell for cell in times["cells"]]

@@ -87,8 +87,6 @@ COMPILE_S = 17.0  # of torch.compile: what 4 compiled cells of GPT-2 small took 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a network's steps are made of."""
-
     num_parameters: int  # trainable ones
     num_tensors: int = 10  # that they are in
     flops_per_sample: float | None = None  # of a forward and a backward pass (None: that of dense layers)

@@ -80,9 +80,8 @@ class ConvergenceKind(TrainingKind[ConvergencePart]):
 
 
 def recipe_of(choice: ChosenWorkload, part: ConvergencePart) -> dict[str, Any]:
-    """The fields of `Cell` that say how long it is trained, with which rates and augmentation. A key that its
-    rule or schedule does not have is None, where a workload has chosen another than its part. Raises
-    StudyError: keys contradict each other, or the data cannot be augmented."""
+    """The fields of `Cell` of a training's length, rates and augmentation; None where the chosen rule or
+    schedule lacks a key. Raises StudyError: keys contradict each other, or the data cannot be augmented."""
     workload = choice.keys
     values = {key: chosen(key, workload, part, DEFAULTS.get(key)) for key in Recipe.model_fields}
     where = named(workload)

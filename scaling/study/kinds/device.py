@@ -60,8 +60,6 @@ class DevicePart(AnyPart):
 
 @dataclass(frozen=True)
 class DeviceCell(CellWithoutModel):
-    """One point of an experiment on one device."""
-
     kind: ClassVar[str] = "device"
     world_size: ClassVar[int] = 1
     peer_access: ClassVar[bool | None] = None
@@ -182,8 +180,6 @@ WARM_UP_RATIO = 1.1  # of the seconds of measuring, with the warm-up
 
 @dataclass(frozen=True)
 class CellTime:
-    """What a cell takes on the average."""
-
     num_timed: float = 1.0  # things that it times, each for its `seconds`
     own_s: float = 0.0  # seconds on top, whatever the study says
     core_s: float = 0.0  # seconds on top of one core, which the machine's cores share

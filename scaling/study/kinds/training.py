@@ -32,8 +32,7 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
     def check(
         self, part: TrainingPartT, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str
     ) -> None:
-        """Refuses combinations that cannot be in this kind. `sizes`: its world sizes on this machine. Raises
-        StudyError: naming the combination, the rule and a way out."""
+        """Raises StudyError for what cannot be in this kind, with a way out. `sizes`: on this machine."""
 
     @abstractmethod
     def extents(self, workload: ChosenWorkload, part: TrainingPartT, device: str) -> list[dict[str, Any]]:

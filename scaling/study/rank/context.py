@@ -18,8 +18,6 @@ from scaling.study.rank.loaded import Loaded
 
 @dataclass
 class RunContext:
-    """What one rank runs one cell with."""
-
     group: TorchGroup  # the ranks of the cell
     device: torch.device  # this rank's
     write: Appender  # takes this rank's samples, in order
@@ -60,8 +58,6 @@ IN_HOST_MEMORY = (
 
 @dataclass(frozen=True)
 class RankSummary:
-    """What one rank says of a finished cell, besides its samples."""
-
     num_parameters: int | None = None  # trainable ones; None where there is no model
     # bytes_sent, messages_sent: by this rank in a step, as metered; None where it cannot be counted
     bytes_sent: int | None = None

@@ -227,7 +227,6 @@ class TrainingCheckpoints:
         return None
 
     def _digests(self, checkpoint: Checkpoint) -> dict[str, float]:
-        """Of what is equal on all ranks."""
         digests = {"parameters": checkpoint.parameter_digest(self._parameters)}
         if self._same_update:
             digests["optimizers' states"] = checkpoint.update_digest()

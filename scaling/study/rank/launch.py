@@ -40,8 +40,7 @@ from topologies.errors import TopologyError
 
 
 class CellRunner:
-    """Runs cells on one rank; keeps what it has loaded. `heartbeat`: is told what is under way; `seconds`:
-    part of the last cell -> wall time, as far as it came."""
+    """Runs cells on one rank; keeps what it has loaded. `seconds`: part of the last cell -> wall time."""
 
     def __init__(self, device: torch.device, heartbeat: Heartbeat = SILENT) -> None:
         self._device, self.heartbeat = device, heartbeat
@@ -57,8 +56,7 @@ class CellRunner:
         *,
         is_checked: bool = False,
     ) -> RankSummary:
-        """Measures or trains `cell`, which is this rank's device's and the group's. Collective. `write`:
-        takes samples, in order; `saved`: where checkpoints are, if any; `is_checked`: see `RunContext`."""
+        """Measures or trains `cell` on this rank. Collective. `saved`: where checkpoints are, if any."""
         configure_torch(cell, self._device)
         self.seconds = {}
         self._loaded.begin_cell()

@@ -23,8 +23,6 @@ random order; memory is finite."""
 
 
 class Loaded:
-    """What cells have in common, which come in random order."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._data: dict[str, DataSplits] = {}

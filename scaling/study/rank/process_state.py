@@ -146,8 +146,6 @@ _PARTS = {
 
 
 class ProcessState:
-    """The state of this process as it is now."""
-
     def __init__(self) -> None:
         self._before = {name: part.read() for name, part in _PARTS.items()}
 
