@@ -17,8 +17,7 @@ from enum import IntFlag, auto
 from functools import cache
 from typing import Any, Literal
 
-TRAINED = ("iteration", "convergence")
-"""The kinds of cells that have a model."""
+TRAINED = ("iteration", "convergence")  # kinds of cells that have a model
 
 EVERY_KIND = (*TRAINED, "transfer", "device")
 
@@ -27,16 +26,13 @@ Question = Literal[
 ]
 """What a study asks, and its report answers first."""
 
-ATTACHED = "attached"
-"""The kind of cells that are a run of a user's own script; tables have them as iteration."""
+ATTACHED = "attached"  # kind of runs of a user's own script; tables have them as iteration
 
 
 LARGEST_COUNT = 2**62
-MOST_SIZES = 6
-"""Sizes of buckets that a table shows."""
+MOST_SIZES = 6  # of buckets that a table shows
 
-LARGEST_WORLD = 1_000_000
-"""Ranks, threads, nodes and repeats: more than any machine has."""
+LARGEST_WORLD = 1_000_000  # ranks, threads, nodes and repeats: more than any machine has
 
 
 class Shared(IntFlag):
@@ -96,8 +92,7 @@ class Axis:
     holds: str = "scalar"  # what a cell has of it: a "scalar" of its type, a "mapping", or "numbers"
     least: float = 0  # least, most: of a number
     most: float = LARGEST_COUNT
-    # It came after cells had identities: no part of one while it has its default, so that old ones stay.
-    later: bool = False
+    later: bool = False  # not in the identity while it has its default: it came after older cells
     was: str = ""  # its key in the identity, where that was its name before
     kinds: tuple[str, ...] = TRAINED  # of cells that always have it; in others it may be missing
     shared: Shared = Shared.ALL  # with which cells
@@ -149,8 +144,7 @@ class Axis:
         return label.format(("off", "on")[value] if isinstance(value, bool) else value)
 
 
-OWN_ADAM = "one_bit_adam"
-"""The aggregator that is Adam, or AdamW, itself; the optimizer of its cells, sgd, applies its step."""
+OWN_ADAM = "one_bit_adam"  # Adam, or AdamW, itself; sgd, the optimizer of its cells, applies its step
 _ITS_DEFAULTS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
 
@@ -281,8 +275,7 @@ AXES: list[Axis] = [
 ]
 # fmt: on
 
-DEFAULTS: dict[str, Any] = {row.name: row.default for row in AXES}
-"""Of keys of a study and fields of a cell; None where there is none."""
+DEFAULTS: dict[str, Any] = {row.name: row.default for row in AXES}  # of keys and of fields of a cell
 
 
 def workers(world_size: int, unit: str = "worker") -> str:

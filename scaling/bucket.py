@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 SCALAR = "scalar"
 
-DDP_BUCKETS_MB = (1.0, 25.0)
-"""DDP's first bucket and the others, in MiB, by default; a size that it is given holds for the first too."""
+DDP_BUCKETS_MB = (1.0, 25.0)  # DDP's first bucket and the others, by default; a given size holds for both
 
-Span = tuple[int, int]
-"""Elements [start, stop) of a flat buffer."""
+Span = tuple[int, int]  # elements [start, stop) of a flat buffer
 
 ITEMSIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 """Dtype of trainable parameters -> bytes of an element."""

@@ -11,12 +11,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PACKAGES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
-"""Module -> the package that has it, where their names differ."""
+PACKAGES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}  # where names differ
 
 
-OWN = ("", "__main__", "scaling", "launchers", "topologies")
-"""Packages that no command installs by themselves."""
+OWN = ("", "__main__", "scaling", "launchers", "topologies")  # no package that could be installed
 
 
 def installed_by(error: ImportError | OSError) -> str | None:
@@ -63,8 +61,7 @@ def missing_named() -> Iterator[None]:
         sys.exit(2)
 
 
-FEWEST_OPEN_FILES = 64
-"""With fewer, workers of a launch wait for what cannot be opened."""
+FEWEST_OPEN_FILES = 64  # with fewer, workers of a launch wait for what cannot be opened
 
 
 def allow_open_files() -> str | None:

@@ -19,8 +19,7 @@ class Gpus:
     usable: int  # how many torch can use
     torch_cuda: str | None  # the CUDA version that torch was built for, None if for none
     nccl: str | None  # the version that torch brings, None without GPUs
-    # pairs (of torch's numbers) of which the first cannot access the second's memory
-    apart: Sequence[tuple[int, int]]
+    apart: Sequence[tuple[int, int]]  # the first cannot access the second's memory (torch's numbers)
 
 
 def look() -> Gpus:

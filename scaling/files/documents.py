@@ -23,8 +23,7 @@ import yaml
 
 from scaling.files.texts import is_clean
 
-MAX_YAML_BYTES = 2 << 20
-"""A second's work for the parser on a slow machine; the largest machine file that we know has 8 KiB."""
+MAX_YAML_BYTES = 2 << 20  # a second's work for the parser; the largest machine file known has 8 KiB
 MAX_BYTES = 1 << 30
 LEAST_PIECE_BYTES = 512
 MAX_DEPTH = 64

@@ -16,8 +16,7 @@ _AT_END = re.compile(r"(?:token|apikey|accesskey|privatekey|pwd|sshpass|webhooks
 _WHOLE = "key keys auth authorization bearer pass pat pw jwt sig signature cookie"
 _OF_TEXT = "pad eos bos unk mask sep cls eot end start stop special image audio prefix suffix"
 _OF_TABLES = "sort by primary foreign metric monitor image label text target group dict index column feature"
-_HARMLESS = {"token": _OF_TEXT, "key": _OF_TABLES, "keys": "num dict sort"}
-"""Words before a last one with which it is of a tokenizer or a table, and no secret."""
+_HARMLESS = {"token": _OF_TEXT, "key": _OF_TABLES, "keys": "num dict sort"}  # words before it, no secret
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
 _FOLDERS = ("PWD", "OLDPWD")

@@ -23,8 +23,7 @@ from scaling.process_group.delegated import HorovodGroup
 from scaling.runtime.meeting import own_address
 from scaling.runtime.workers import Workers
 
-Place = tuple[str, int, int]
-"""Where one rank is: host, local rank, and ranks on that host."""
+Place = tuple[str, int, int]  # host, local rank, ranks on that host
 
 
 class HorovodWorld:

@@ -73,11 +73,9 @@ class LaunchLibraries:
             self._mpi.end_all(code)
 
 
-KEEP_CORES_VARIABLE = "SCALING_KEEP_BINDING"
-"""Set to 1, a worker stays on the cores to which mpirun has bound it."""
+KEEP_CORES_VARIABLE = "SCALING_KEEP_BINDING"  # set to 1, a worker stays on the cores that mpirun bound it to
 
-FORWARDED_S = 1.0
-"""Time for mpirun to pass on what a rank has printed: MPICH's drops what it has not read by an abort."""
+FORWARDED_S = 1.0  # for mpirun to pass on what a rank printed: MPICH's drops the rest at an abort
 
 
 class MpiWorld:

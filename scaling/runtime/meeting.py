@@ -54,8 +54,7 @@ class RankPlace:
     processes: str  # host and process numbers: containers of one host have their own, and maybe one name
     pid: int  # of its process
     page: int  # the descriptor of its heartbeat there; -1: it has none
-    # of watchers, where rank 0 offers one: host, port, and a token where the launch has none
-    meeting: tuple[str, int, str] | None = None
+    meeting: tuple[str, int, str] | None = None  # of watchers: host, port, token, if rank 0 offers one
 
 
 def here() -> str:
@@ -212,8 +211,7 @@ def _place(document: str) -> RankPlace:
     return RankPlace(**values, meeting=None if meeting is None else (meeting[0], meeting[1], meeting[2]))
 
 
-Share = Callable[[str], str]
-"""Gives every rank what rank 0 has said; the others' text is ignored. Collective, once."""
+Share = Callable[[str], str]  # gives every rank what rank 0 says, whatever the others say. Collective, once.
 
 FETCH_EVERY_S = 0.05
 REQUEST_LIMIT_S = 5.0

@@ -46,14 +46,12 @@ from scaling.store.records import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_
 T = TypeVar("T")
 
 MAX_PORT = 65535
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""A rank may wait this long for another inside a cell, as at the end of a control arm's iterations."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of a rank's wait in a cell, as for a control arm's others
 
 EXIT_LIMIT_S = float(os.environ.get("SCALING_CELL_EXIT_LIMIT_S", "60"))
 """Once one rank has failed in a cell, the others have this long to leave it."""
 
-_POLL_S = 0.05
-"""The longest pause between looks for the others at a cell's end; the first are short, as they come soon."""
+_POLL_S = 0.05  # longest pause between looks for the others at a cell's end; the first are shorter
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ from launchers import processes
 from scaling.runtime.meeting import say_pids
 
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
-END_LIMIT_S = processes.GRACE_S - 2.0
-"""Between the request to end and the end by force: before the command's own patience is over."""
+END_LIMIT_S = processes.GRACE_S - 2.0  # between asking and force: less than the command's patience
 
 POLL_S = 0.02
 WATCHERS_END_S = 3.0

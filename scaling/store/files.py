@@ -181,8 +181,7 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-OWN_FOLDERS = ("runs", "launches", "figures", "sheets")
-"""What a results folder keeps its files in: they are read, archived and removed as its own."""
+OWN_FOLDERS = ("runs", "launches", "figures", "sheets")  # of a results folder's own files
 
 
 def _require_apart(folder: Path) -> None:

@@ -31,12 +31,9 @@ class RunRecord:
     state: State = "planned"  # planned, running, done or failed
     reason: str | None = None  # why it failed, or why the last launch left it planned, for people
     deaths: int = 0  # how often a worker's death has cut it off
-    # launcher, host, job id, position in the launch, times; `campaign` and `environment` where it took turns
-    # with the same run of another environment (`scaling.study.campaign`)
-    launch: dict[str, Any] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)  # launcher, host, job, times; `campaign` if in turns
     notes: list[str] = field(default_factory=list)  # warnings that belong to the numbers
-    # per-run facts that are not samples (bytes per rank, counts, checksums)
-    summary: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)  # per-run facts: bytes, counts, checksums
     schema_version: int = SCHEMA_VERSION
 
 

@@ -103,8 +103,7 @@ class _Line(TypedDict):
     __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
 
 
-Span = Annotated[tuple[str, str, Seconds, Seconds], Field(strict=False)]
-"""[phase, lane, start, stop], in seconds after the step's start; a list, as JSON has no tuples."""
+Span = Annotated[tuple[str, str, Seconds, Seconds], Field(strict=False)]  # phase, lane, start, stop (s)
 
 
 _PHASES = (

@@ -198,8 +198,7 @@ class ResolvedStudy:
     repeats: dict[str, int]  # cell -> how often it is run, each time in another launch
     cells: dict[str, AnyCell]
     notes: list[str]  # what was decided for the user: the device, sizes dropped, the data set taken
-    # cell id -> number of the study's part that it is of, from 0; of several the last
-    part_of: dict[str, int] = field(default_factory=dict)
+    part_of: dict[str, int] = field(default_factory=dict)  # cell id -> its part's number, the last one
 
     @property
     def trained(self) -> list[Cell]:

@@ -52,11 +52,9 @@ Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=Fals
 """A finite number; `1e-3`, which YAML takes for a text, is one too."""
 
 
-DEFAULT_BATCH = {"cuda": 8192, "cpu": 128}
-"""Of `global_batch: auto` where no trial was made (`scaling.study.trial`), as for `scaling plan`."""
+DEFAULT_BATCH = {"cuda": 8192, "cpu": 128}  # of `global_batch: auto` without a trial, as in `scaling plan`
 
-SIZE_WORDS = ("auto", "all")
-"""In place of world sizes: 1, 2, 4, ... and all GPUs of the machine or the allocation; these all alone."""
+SIZE_WORDS = ("auto", "all")  # as world sizes: 1, 2, 4, ... and all GPUs; all GPUs alone
 
 PositiveInt = Annotated[int, Field(gt=0, le=10**9, strict=True)]
 NumRepeats = Annotated[int, Field(gt=0, le=10_000, strict=True)]

@@ -36,8 +36,7 @@ def device_of(part: Part, machine: AvailableMachine, notes: list[str]) -> str:
     return "cpu"
 
 
-CPU_WORKERS = 4
-"""Of `world_sizes: auto` where there is no GPU: 1, 2 and 4 processes; of `all` as many as cores."""
+CPU_WORKERS = 4  # at most, of `world_sizes: auto` (1, 2 and 4) and `all` where there is no GPU
 
 
 def sizes_of(part: AnyPart, num_gpus: int, num_cores: int = CPU_WORKERS) -> list[int]:

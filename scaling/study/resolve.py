@@ -13,8 +13,7 @@ from scaling.study.places import sizes_of
 from scaling.study.schema import Study
 from scaling.study.workloads import label
 
-MOST = {"cells": 20_000, "runs": 200_000}
-"""Of a study. A run takes a second at least: these would take two days."""
+MOST = {"cells": 20_000, "runs": 200_000}  # of a study: runs of a second each would take two days
 
 NO_AXES = frozenset({"workloads", "milestones"})  # lists of a part that its cells do not differ in
 

@@ -36,10 +36,8 @@ from scaling.study.launches import COMMAND_VARIABLE, Launch, hand_over, launch_s
 from scaling.study.scope import EVERYTHING_HERE, Scope
 from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS, WORKER
 
-PRINT_EVERY_S = 3.0
-MOST_RATIO = 50
-"""Pause over the time that counting the runs takes, which are read anew: it is beside what is measured."""
-"""How often the folder is read for the progress: seldom, since on a CPU that takes time from the workers."""
+PRINT_EVERY_S = 3.0  # between reads of the folder for the progress, which take time from workers on a CPU
+MOST_RATIO = 50  # of that pause over the time that a read takes
 
 LOG_LINES_SHOWN = 15
 

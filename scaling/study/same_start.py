@@ -20,8 +20,7 @@ from scaling.study.overrides import study_text
 
 DIGITS = 12
 
-Facts = Mapping[str, str | None]
-"""What was started, in words -> how, as text that is the same where that is; None: unknown on this rank."""
+Facts = Mapping[str, str | None]  # what was started -> how, as a text to compare; None: unknown here
 
 
 def start_facts(study: str, arguments: Sequence[str]) -> Facts:

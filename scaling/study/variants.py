@@ -31,11 +31,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What each has where the study does not say; of Adam they are torch's."""
 
-_OF_NONE = {"momentum": 0.0, "nesterov": False}
-"""Fields that every cell has, of an optimizer that has no such number."""
+_OF_NONE = {"momentum": 0.0, "nesterov": False}  # of an optimizer that has no such number
 
-LOCAL_KEYS = ("outer_update", "outer_momentum", "outer_learning_rate")
-"""Keys of local updates, besides `sync_every`."""
+LOCAL_KEYS = ("outer_update", "outer_momentum", "outer_learning_rate")  # with `sync_every`
 
 CLIPPING = ("clip_norm", "clip_gradient")  # keys that go with every optimizer
 

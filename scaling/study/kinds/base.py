@@ -64,11 +64,9 @@ OPERATIONS_PER_S = {"cpu": 2e10, "cuda": 3e13}  # of a CPU core and of a GPU, in
 TENSOR_CORES_RATIO = 8.0  # how many times as many a GPU does in 16 bits
 
 STEP_S = {"eager": 2e-3, "overlapped": 2e-3, "captured": 7e-4}
-TENSOR_S = {"eager": 8e-5, "overlapped": 8e-5, "captured": 2.5e-5}
-"""Of each step, and of each tensor of parameters in it."""
+TENSOR_S = {"eager": 8e-5, "overlapped": 8e-5, "captured": 2.5e-5}  # of a step; of a tensor in it
 
-BYTES_PER_S = {"eager": 6e10, "overlapped": 2e11, "captured": 2e11}
-"""Of a gradient between GPUs; some eager strategies go through host memory."""
+BYTES_PER_S = {"eager": 6e10, "overlapped": 2e11, "captured": 2e11}  # between GPUs, some by the host
 
 THROUGH_HOST_BYTES_PER_S = 1.2e10  # of a gradient where workers share a GPU
 

@@ -186,8 +186,7 @@ class CellTime:
     limit_ratio: float = 0.0  # of the study's limit, on top
 
 
-OF_OTHERS = {"cuda": CellTime(own_s=1.0), "cpu": CellTime(own_s=1.0, core_s=6.0)}
-"""Experiments that are not among the built-in ones."""
+OF_OTHERS = {"cuda": CellTime(own_s=1.0), "cpu": CellTime(own_s=1.0, core_s=6.0)}  # not built in
 
 CELL_TIMES = {
     ("small-networks", "cuda"): CellTime(own_s=0.2),

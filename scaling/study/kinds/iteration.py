@@ -24,16 +24,12 @@ if TYPE_CHECKING:
 
 USUAL_ITERATIONS = 100  # what reaching a precision goal is assumed to take
 
-FEWEST_LAUNCHES, FEWEST_PAIRS = 3, 4
-"""From so many launches and A/A pairs on, offsets of cells are part of every interval
-(`scaling.analysis.study_scatter`)."""
+FEWEST_LAUNCHES, FEWEST_PAIRS = 3, 4  # for offsets of cells in intervals (`scaling.analysis.study_scatter`)
 
 MOST_FURTHER_PAIRS = 1 / 3  # the part of a study's cells that pairs may add to those that it has anyhow
 
 DEFAULT_LOADER_WORKERS = 2
-MIN_SECONDS_ON_GPU = 0.5
-"""Unprofiled iterations last so long, unless the study says otherwise: a GPU's energy counter moves ten times
-a second."""
+MIN_SECONDS_ON_GPU = 0.5  # of unprofiled steps: a GPU's energy counter moves ten times a second
 
 
 class IterationPart(TrainingPart):

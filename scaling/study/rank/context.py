@@ -23,8 +23,7 @@ class RunContext:
     write: Appender  # takes this rank's samples, in order
     saved: CheckpointFiles | None  # where a training's checkpoints are; None: it has none
     loaded: Loaded  # data sets and initial models, kept from cell to cell
-    # part of the run (`scaling.study.launches.PARTS`) -> wall time, as far as it came
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # part of the run (`scaling.study.launches.PARTS`) -> wall time so far
     is_checked: bool = False  # the command has checked the first steps of another repeat of the cell
     heartbeat: Heartbeat = SILENT  # is told of phases and steps, so that a rank that stands still is found
     kept_bytes: int = 0  # of this rank's GPU that earlier cells have left there, besides data sets
@@ -59,45 +58,31 @@ IN_HOST_MEMORY = (
 @dataclass(frozen=True)
 class RankSummary:
     num_parameters: int | None = None  # trainable ones; None where there is no model
-    # bytes_sent, messages_sent: by this rank in a step, as metered; None where it cannot be counted
-    bytes_sent: int | None = None
+    bytes_sent: int | None = None  # bytes_sent, messages_sent: in a step, as metered; None: not countable
     messages_sent: int | None = None
     checksums: dict[str, str] = field(default_factory=dict)  # of the data
     notes: list[str] = field(default_factory=list)  # what was decided at the start
     data_in_host_memory: bool = False  # the data set does not fit on this rank's device
     diverged: bool = False  # a loss was not finite
-    # what was NaN or infinite after timed iterations (`scaling.training.replica`)
-    not_finite: list[str] = field(default_factory=list)
-    # the most that the cell's tensors took on this rank's GPU, with its data set
-    memory_peak_bytes: int | None = None
-    # part of the run (`setup`, `warmup`, `unprofiled`, `profiled`) -> wall time, of the slowest rank
-    seconds: dict[str, float] = field(default_factory=dict)
-    # warmup_iterations, warmup_end, stop_reason, block_iterations: see `scaling.training.timing`
-    warmup_iterations: int | None = None
+    not_finite: list[str] = field(default_factory=list)  # what was NaN or infinite after timed steps
+    memory_peak_bytes: int | None = None  # of the cell's tensors and its data set on this rank's GPU
+    seconds: dict[str, float] = field(default_factory=dict)  # part of the run -> wall time, slowest rank's
+    warmup_iterations: int | None = None  # and the next three: see `scaling.training.timing`
     warmup_end: str | None = None
     stop_reason: str | None = None
     block_iterations: list[int] = field(default_factory=list)
     clock_uncertainty_s: float | None = None  # how far `start_s` of the samples may be off
     gpu: dict[str, Any] | None = None  # see `scaling.measure.power`
     host: dict[str, Any] | None = None  # see `scaling.measure.host`
-    # where a training was before it was cut off, without the host of the run
-    hosts_before: list[str] = field(default_factory=list)
-    # of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions
-    tensor_shapes: str = ""
-    # of a step on this rank (`scaling.training.compute`); None where they cannot be counted
-    model_flops: int | None = None
-    # of this rank's device in the cell's precision (`scaling.measure.matrix_rate`); None where it was not
-    # measured, or parameters are not float32
-    matrix_rate: dict[str, Any] | None = None
+    hosts_before: list[str] = field(default_factory=list)  # where it trained before it was cut off
+    tensor_shapes: str = ""  # of trainable parameters (`scaling.bucket.shapes_by_dtype_text`)
+    model_flops: int | None = None  # of a step here (`scaling.training.compute`); None: not countable
+    matrix_rate: dict[str, Any] | None = None  # `scaling.measure.matrix_rate`, of float32 parameters
     tokens_per_sample: int | None = None  # of the data; None where they are no tokens
-    # what the optimizer keeps on this rank, on its device or in host memory
-    optimizer_state_bytes: int | None = None
-    # of DDP's buckets, in the order of their exchanges; empty where no hook saw any
-    bucket_bytes: list[int] = field(default_factory=list)
-    # what the checks of its exchanges found (`scaling.training.step_check`)
-    checks: dict[str, Any] = field(default_factory=dict)
-    # what the cell's code left changed in the process (`process_state`)
-    changed_state: list[str] = field(default_factory=list)
+    optimizer_state_bytes: int | None = None  # on this rank, on its device or in host memory
+    bucket_bytes: list[int] = field(default_factory=list)  # DDP's, in their order, if a hook saw any
+    checks: dict[str, Any] = field(default_factory=dict)  # `scaling.training.step_check`'s findings
+    changed_state: list[str] = field(default_factory=list)  # in the process (`process_state`)
 
 
 def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
