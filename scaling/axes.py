@@ -39,22 +39,14 @@ class Shared(IntFlag):
     """With which cells a cell shares the value, besides the batch that the world size does not change."""
 
     NONE = 0
-    BASELINE = auto()
-    """One worker without exchange, to which speedup and efficiency refer."""
-    CONTROL = auto()
-    """Its control arm: the same step without exchange."""
-    TIMED = auto()
-    """The timed cell that predicts how long a training takes."""
-    CURVE = auto()
-    """Those that say what a rank computes in a step, by its local batch."""
-    GROUP = auto()
-    """Those of the same table and figure."""
-    FOLDERS = auto()
-    """The same timing in another folder; trainings share all that is not recorded only."""
-    WORKLOAD = auto()
-    """Those of which one is recommended."""
-    RIVALS = auto()
-    """Those that need not be measured where this one is certain to be faster."""
+    BASELINE = auto()  # one worker without exchange, to which speedup and efficiency refer
+    CONTROL = auto()  # its control arm: the same step without exchange
+    TIMED = auto()  # the timed cell that predicts how long a training takes
+    CURVE = auto()  # those that say what a rank computes in a step, by its local batch
+    GROUP = auto()  # those of the same table and figure
+    FOLDERS = auto()  # the same timing in another folder; trainings share all that is not recorded only
+    WORKLOAD = auto()  # those of which one is recommended
+    RIVALS = auto()  # those that need not be measured where this one is certain to be faster
     UPDATE = auto()
     """The training that says whether the accuracy stays: momentum repeats late what a gradient left out."""
     ALL = BASELINE | CONTROL | TIMED | CURVE | GROUP | FOLDERS | WORKLOAD | RIVALS
@@ -64,20 +56,13 @@ class Role(IntFlag):
     """What the variable is to the person who reads a table."""
 
     NONE = 0
-    GIVEN = auto()
-    """In every title."""
-    CHOSEN = auto()
-    """A setting: named where cells of a workload differ in it."""
-    RECIPE = auto()
-    """How is trained: named where trainings differ in it."""
-    REPETITION = auto()
-    """The same once more; trainings of all its values are one result."""
-    RECORDED = auto()
-    """Where it ran: recorded with a run, no part of what the cell is."""
-    DESCRIBED = auto()
-    """In the one line that describes a cell, where it is set."""
-    PREDICTED = auto()
-    """In the row of a prediction."""
+    GIVEN = auto()  # in every title
+    CHOSEN = auto()  # a setting: named where cells of a workload differ in it
+    RECIPE = auto()  # how is trained: named where trainings differ in it
+    REPETITION = auto()  # the same once more; trainings of all its values are one result
+    RECORDED = auto()  # where it ran: recorded with a run, no part of what the cell is
+    DESCRIBED = auto()  # in the one line that describes a cell, where it is set
+    PREDICTED = auto()  # in the row of a prediction
 
 
 def _as_it_is(value: Any) -> Any:

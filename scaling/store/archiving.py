@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,35 +80,6 @@ def samples_of(folder: Path) -> Iterator[tuple[RankFile, bytes]]:
 
 
 # -- from one form to the other ------------------------------------------------------------------------------
-
-
-def require_finished(folder: Path, states: Iterable[str]) -> None:
-    """For an archive of a study that is over. Raises StoreError: a run is planned or running."""
-    unfinished = Counter(state for state in states if state in ("planned", "running"))
-    if unfinished:
-        counts = ", ".join(f"{number} {state}" for state, number in unfinished.items())
-        raise StoreError(
-            f"{folder} is not finished: runs are {counts}; finish it with `scaling run`, or archive it as it "
-            "is with --unfinished (failed runs are archived in any case)"
-        )
-
-
-def require_plain(folder: Path) -> None:
-    """Of a folder in which a run is to be written. Raises StoreError: it is archived."""
-    if is_archived(folder):
-        raise StoreError(
-            f"{folder} is archived: no run can be added or changed; `scaling export {folder} --unarchive` "
-            "gives its runs their own files again"
-        )
-
-
-def require_one_form(folder: Path) -> None:
-    """Of a folder that is archived: no run has files of its own. Raises StoreError: one has."""
-    if next(plain_files(folder), None) is not None:
-        raise StoreError(
-            f"{folder} has files of runs and an archive of them; `scaling export {folder} --archive` removes "
-            "the files that the archive holds too"
-        )
 
 
 def write_archive(folder: Path) -> None:

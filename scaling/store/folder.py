@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -14,12 +15,16 @@ from typing import Any
 import yaml
 
 from scaling.errors import DiskFullError, StoreError
+from scaling.files.documents import from_json, from_yaml
 from scaling.files.redaction import redacted_document
+from scaling.files.texts import is_clean
 from scaling.store import archiving, contents
 from scaling.store.archive import RUNS, Archive, is_archived, opened
 from scaling.store.code_changes import CODE_CHANGES
 from scaling.store.files import (
+    as_json,
     inside,
+    read_document,
     run_folders,
     same_folder,
     sample_files,
@@ -38,7 +43,6 @@ from scaling.store.records import (
     RunRecord,
     now,
     planned_in_place,
-    problem_of,
     read_run,
     record_from,
 )
@@ -51,8 +55,13 @@ from scaling.store.run_samples import (
     read_samples,
     shortened,
 )
-from scaling.store.schemas import RunModel
-from scaling.store.upgrades import upgraded_lines
+from scaling.store.schemas import RunModel, validate
+from scaling.store.upgrades import (
+    upgraded_launch_times,
+    upgraded_lines,
+    upgraded_prediction,
+    with_new_keys,
+)
 
 ROOM_BYTES = 65_536  # more than a run's record takes
 
@@ -92,7 +101,9 @@ class ResultsFolder:
         self.write_text("study.yaml", yaml.safe_dump(redacted_document(study), sort_keys=False))
 
     def study(self) -> dict[str, Any]:
-        return contents.read_study(self.path)
+        mend = f"`scaling run STUDY --out {self.path}` with the study that was measured writes it again"
+        study = read_document(self.path / "study.yaml", from_yaml, contents.StudyModel, mend)
+        return {**study, **({"parts": list(map(with_new_keys, study["parts"]))} if "parts" in study else {})}
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         self.write_text(
@@ -100,7 +111,10 @@ class ResultsFolder:
         )
 
     def environment(self) -> dict[str, Any]:
-        return contents.read_environment(self.path)
+        mend = (
+            "restore it, or delete it: reports do without it, but nothing more can be measured in the folder"
+        )
+        return read_document(self.path / "environment.json", from_json, contents.EnvironmentModel, mend)
 
     def write_topology(self, topology: Mapping[str, Any]) -> None:
         self.write_text("topology.yaml", yaml.safe_dump(dict(topology), sort_keys=False))
@@ -108,7 +122,7 @@ class ResultsFolder:
     def topology_text(self) -> str | None:
         """What `write_topology` wrote, as text; None where nothing was; raises as the others do."""
         path = self.path / "topology.yaml"
-        return text_of(path, contents.MEND_TOPOLOGY) if path.exists() else None
+        return text_of(path, "restore it, or delete it: reports do without it") if path.exists() else None
 
     # -- runs ------------------------------------------------------------------------------------------------
     def plan_run(self, cell_id: str, repeat: int, cell: Mapping[str, Any]) -> None:
@@ -137,7 +151,11 @@ class ResultsFolder:
         """All runs, by cell and repeat. Raises StoreError: one is damaged, or both archived and not."""
         archive = self._archive()
         if archive is not None:
-            archiving.require_one_form(self.path)
+            if next(archiving.plain_files(self.path), None) is not None:
+                raise StoreError(
+                    f"{self.path} has files of runs and an archive of them; `scaling export {self.path} "
+                    "--archive` removes the files that the archive holds too"
+                )
             return [record_from(values) for values in archive.records.values()]
         files = (path / "run.json" for path in run_folders(self.path))
         return [read_run(path) for path in files if os.path.lexists(path)]
@@ -159,8 +177,11 @@ class ResultsFolder:
         record.state, record.summary = "done", dict(summary)
         record.notes = [shortened(note) for note in notes]
         record.launch["finished_at"] = now()
-        if problem := problem_of(record):
-            self.fail_run(record, problem)
+        try:
+            values = json.loads(as_json(asdict(record)))
+            validate(RunModel, values, "what was to be recorded", "please report this")
+        except StoreError as error:
+            self.fail_run(record, str(error))
         else:
             self.write_run(record)
 
@@ -198,8 +219,14 @@ class ResultsFolder:
         """Archives all runs, compared before anything is removed. `unfinished`: also where some are planned.
         Raises StoreError: somebody works in the folder, or it is not finished."""
         with self.require().lock():
-            if not (unfinished or is_archived(self.path)):
-                archiving.require_finished(self.path, (run.state for run in self.runs()))
+            runs = [] if unfinished or is_archived(self.path) else self.runs()
+            states = Counter(run.state for run in runs if run.state in ("planned", "running"))
+            if states:
+                counts = ", ".join(f"{number} {state}" for state, number in states.items())
+                raise StoreError(
+                    f"{self.path} is not finished: runs are {counts}; finish it with `scaling run`, or "
+                    "archive it as it is with --unfinished (failed runs are archived in any case)"
+                )
             archiving.write_archive(self.path)
 
     def unarchive(self) -> None:
@@ -212,7 +239,11 @@ class ResultsFolder:
 
     def refuse_archived(self) -> None:
         """Raises a StoreError where the folder is archived: for callers that are about to write runs."""
-        archiving.require_plain(self.path)
+        if is_archived(self.path):
+            raise StoreError(
+                f"{self.path} is archived: no run can be added or changed; `scaling export {self.path} "
+                "--unarchive` gives its runs their own files again"
+            )
 
     def _archive(self) -> Archive | None:
         self._opened = opened(self.path, self._opened)
@@ -269,7 +300,12 @@ class ResultsFolder:
 
     def predictions(self) -> list[dict[str, Any]]:
         """What `write_predictions` wrote; nothing where it never did; raises as the others do."""
-        return contents.read_predictions(self.path)
+        path = self.path / "predictions.json"
+        if not path.exists():
+            return []
+        mend = "delete it: it is what was predicted before the measurement, which stays as it is"
+        rows = read_document(path, from_json, contents.PredictionsModel, mend)["predictions"]
+        return [upgraded_prediction(row) for row in rows]
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
         """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""
@@ -277,11 +313,21 @@ class ResultsFolder:
 
     def sheets(self) -> dict[str, dict[str, Any]]:
         """What `write_sheet` wrote, by the aggregator's name. Raises StoreError: a file is damaged."""
-        return contents.read_sheets(self.path)
+        sheets = {}
+        for path in sorted(self.path.glob("sheets/*.json")):
+            if not is_clean(path.stem):
+                raise StoreError(f"{path.parent}: {path.name!r} has control characters; rename it")
+            mend = f"`scaling verify {path.stem} --save-to {self.path}` writes it again"
+            sheets[path.stem] = read_document(path, from_json, contents.SheetModel, mend)
+        return sheets
 
     def launch_times(self, prefix: str = "") -> list[dict[str, Any]]:
         """What `write_launch_times` wrote, by number; with "command-" what commands wrote."""
-        return contents.read_launch_times(self.path, prefix)
+        found = self.path.glob(f"launches/{prefix}*.json")
+        numbered = {path.stem.removeprefix(prefix): path for path in found}
+        files = [numbered[number] for number in sorted(filter(str.isdecimal, numbered), key=int)]
+        mend, model = "delete it: it says where wall time went, and no more", contents.LaunchTimesModel
+        return [upgraded_launch_times(read_document(path, from_json, model, mend)) for path in files]
 
     def lock(
         self, part: str = "", *, shared: bool = False, wait: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -78,17 +77,6 @@ def record_from(values: dict[str, Any]) -> RunRecord:
         if isinstance(record.cell.get(name), str):
             record.cell.setdefault(f"{name}_label", record.cell[name])
     return record
-
-
-def problem_of(record: RunRecord) -> str | None:
-    """Why a record could not be read again once it is written; None where it could."""
-    try:
-        validate(
-            RunModel, json.loads(as_json(asdict(record))), "what was to be recorded", "please report this"
-        )
-    except StoreError as error:
-        return str(error)
-    return None
 
 
 def planned_in_place(path: Path, deaths: int) -> bool:

@@ -39,10 +39,8 @@ Verdict = Literal["holds", "holds under an assumption", "does not hold here", "n
 class Cells(Strict):
     """A number of the one cell of a results folder that fits; of several the least or greatest."""
 
-    folder: str
-    """Path from the claims' file."""
-    where: dict[str, Any] = {}
-    """Column of summary.csv -> its value."""
+    folder: str  # path from the claims' file
+    where: dict[str, Any] = {}  # column of summary.csv -> its value
     column: str = "iteration_s"
     take: Literal["least", "greatest"] | None = None
 
@@ -53,14 +51,11 @@ class Simulated(Strict):
     machine: str
     aggregator: Component
     workers: PositiveInt
-    model: str = ""
-    """Its gradient; "": one tensor of `elements`."""
+    model: str = ""  # its gradient; "": one tensor of `elements`
     dataset: str = ""
     elements: PositiveInt = 1
-    computation_s: Annotated[Number, Field(ge=0)] = 0.0
-    """Of the whole batch on one worker."""
-    stages: PositiveInt | None = None
-    """Only the first ones of the aggregation."""
+    computation_s: Annotated[Number, Field(ge=0)] = 0.0  # of the whole batch on one worker
+    stages: PositiveInt | None = None  # only the first ones of the aggregation
 
 
 class Check(Strict):
@@ -72,8 +67,7 @@ class Check(Strict):
     least: Number | None = None
     most: Number | None = None
     assuming: str = ""
-    text: str = ""
-    """What the value is, before it."""
+    text: str = ""  # what the value is, before it
 
     @model_validator(mode="after")
     def _can_fail(self) -> Check:
