@@ -70,8 +70,8 @@ class Guard:
         for holder, names, call in (
             (os, "remove unlink rmdir", self._remove),
             (os, "rename replace", self._rename),
-            (os, "mkdir", functools.partial(self._begin, 0)),
-            (os, "symlink", functools.partial(self._begin, 1)),
+            (os, "mkdir", functools.partial(self._create, 0)),
+            (os, "symlink", functools.partial(self._create, 1)),
             (os, "link", self._link),
             (os, "chmod chown lchown utime setxattr removexattr", self._change),
             (os, "open", self._open),
@@ -217,7 +217,7 @@ class Guard:
         elif os.path.lexists(path):
             call(path, *arguments, **options)
 
-    def _begin(self, at: int, call: Any, *arguments: Any, **named: Any) -> None:
+    def _create(self, at: int, call: Any, *arguments: Any, **named: Any) -> None:
         """A path that the run has removed is there all the same: to make it again is no error."""
         path = arguments[at] if len(arguments) > at else named[("path", "dst")[at]]
         dir_fd = named.get(("dir_fd", "dst_dir_fd")[at])
@@ -234,7 +234,7 @@ class Guard:
             target = os.path.abspath(_absolute(src, named.get("src_dir_fd")))
             os.symlink(target, os.fsdecode(dst), dir_fd=named.get("dst_dir_fd"))
         else:
-            self._begin(1, call, src, dst, **named)
+            self._create(1, call, src, dst, **named)
 
     def _change(self, call: Any, path: Any, *arguments: Any, **named: Any) -> None:
         """What changes an older file's time, mode or owner would make it a new one."""
