@@ -9,7 +9,6 @@ disturbed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,52 +31,32 @@ STEP_COLUMNS: dict[str, str] = {
 """The columns of budget.csv, with their types."""
 
 
-@dataclass(frozen=True)
-class CellBudget:
-    """A cell's budget, in seconds."""
+def cell_budget(launches: Sequence[IterationLaunch]) -> Row:
+    """The budget over all launches of a cell, in seconds; empty if no step was profiled.
 
-    columns_s: dict[str, float]  # those of BUDGET_COLUMNS that the cell has; `unattributed_s` always
-    profiled_iteration_s: float  # the steps' length, to which they sum but for what is hidden
-    # how much longer that is than the same mean of unprofiled iterations; negative where it is shorter; None
-    # where the same steps are both, as in old folders
-    profiling_overhead_s: float | None
-    # median over the profiled iterations of how long after the first rank the last one arrived at the first
-    # exchange; None where that cannot be said
-    skew_s: float | None
-
-    @property
-    def exchange_overhead_s(self) -> float | None:
-        """Everything that the exchange adds to the step; None if the cell has no such column."""
-        exposed = [self.columns_s[name] for name in EXPOSED if name in self.columns_s]
-        return sum(exposed) if exposed else None
-
-    def values(self) -> Row:
-        return {
-            **self.columns_s,
-            "profiled_iteration_s": self.profiled_iteration_s,
-            "profiling_overhead_s": self.profiling_overhead_s,
-            "exchange_overhead_s": self.exchange_overhead_s,
-            "skew_s": self.skew_s,
-        }
-
-
-def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
-    """The budget over all launches of a cell; None if no step was profiled."""
+    Those of BUDGET_COLUMNS that the cell has (`unattributed_s` always), and `profiled_iteration_s`, to which
+    they sum but for what is hidden. `profiling_overhead_s`: how much longer that is than the same mean of
+    unprofiled iterations; None where the same steps are both, as in old folders. `exchange_overhead_s`: all
+    that the exchange adds, None without such a column. `skew_s`: median of how long after the first rank the
+    last one arrived at the first exchange; None where that cannot be said."""
     slowest_s = [max(rank.step_s for rank in step.ranks) for one in launches for step in one.profiled_steps]
     if not slowest_s:
-        return None
+        return {}
     budgets = [ranks[launch.waited_for] for launch in launches for ranks in launch.budgets]
     middle = [budgets[index] for index in middle_half(np.array(slowest_s))]
     values, names = [_by_column(step) for step in middle], _existing(launches)
     means_s = np.array([[columns[name] for columns in values] for name in names]).mean(axis=1)
     profiled_s = float(np.mean([step.step_s for step in middle]))
     skews_s = [max(late_s) for late_s in _lateness_s(launches)]
-    return CellBudget(
-        dict(zip(names, means_s.tolist(), strict=True)),
-        profiled_s,
-        _profiling_overhead_s(launches, profiled_s),
-        median_of(skews_s) if skews_s else None,
-    )
+    columns_s = dict(zip(names, means_s.tolist(), strict=True))
+    exposed_s = [columns_s[name] for name in EXPOSED if name in columns_s]
+    return {
+        **columns_s,
+        "profiled_iteration_s": profiled_s,
+        "profiling_overhead_s": _profiling_overhead_s(launches, profiled_s),
+        "exchange_overhead_s": sum(exposed_s) if exposed_s else None,
+        "skew_s": median_of(skews_s) if skews_s else None,
+    }
 
 
 def middle_half(order_by: Floats) -> NDArray[np.intp]:

@@ -22,6 +22,7 @@ from scaling.analysis.columns import (
     is_control_arm,
     is_of_older_code,
     is_unchanged,
+    pick,
     shares_gpus,
     workers_of,
 )
@@ -270,8 +271,7 @@ def _trained(family: Sequence[Row], differing_of: Differing, cells: Mapping[str,
         elif missed != REACHED:
             reason = Finding("target_missed", ids, {"target_state": missed})
         elif shares_gpus(row):
-            names = ("world_size", "workers_per_gpu")
-            reason = Finding("seconds_on_shared_gpus", ids, {name: row[name] for name in names})
+            reason = Finding("seconds_on_shared_gpus", ids, pick(row, "world_size", "workers_per_gpu"))
         else:
             seconds: dict[Hashable, float] = {
                 (seed["seed"], number): value
@@ -283,8 +283,7 @@ def _trained(family: Sequence[Row], differing_of: Differing, cells: Mapping[str,
             candidates.append(Candidate(row, parts, middle, None, None, "training_s", ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
-    further = settings_to_name(family, differing_of)
-    workload = {**{name: first[name] for name in _TRAINED_FOR}, "further": further}
+    workload = {**pick(first, *_TRAINED_FOR), "further": settings_to_name(family, differing_of)}
     return CandidateSet(workload, sorted(candidates, key=lambda candidate: candidate.value), excluded)
 
 

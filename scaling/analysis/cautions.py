@@ -166,10 +166,8 @@ def _of_precision(cell: CellResult, _: Row) -> _Cautions:
 
 def joules_per_sample(cell: CellResult) -> float | None:
     """Energy per sample of all GPUs: as above, the median over the repeats; None if one lacks it."""
-    means = []
-    for record in cell.done:
-        energies: list[Any] = [gpu.get("energy_per_sample_j") for gpu in _gpus(record)]
-        if not energies or None in energies:
-            return None
-        means.append(sum(energies) / len(energies))
-    return median(means) if means else None
+    energies: list[list[Any]] = [
+        [gpu.get("energy_per_sample_j") for gpu in _gpus(record)] for record in cell.done
+    ]
+    is_known = energies and all(of_gpus and None not in of_gpus for of_gpus in energies)
+    return median(sum(of_gpus) / len(of_gpus) for of_gpus in energies) if is_known else None

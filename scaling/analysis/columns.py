@@ -262,6 +262,10 @@ def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[
     return groups
 
 
+def pick(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: row[name] for name in names}
+
+
 FORMULA_STARTS = ("=", "+", "-", "@", "\t")
 
 

@@ -87,7 +87,7 @@ class CellComparison:
         return None if needed is None else max(FEWEST, needed)
 
     def as_dict(self) -> dict[str, Any]:
-        a, b, interval = self.match.a, self.match.b, self.difference.interval
+        a, b = self.match.a, self.match.b
         return {
             "kind": self.kind,
             "name": self.name,
@@ -97,9 +97,7 @@ class CellComparison:
             "quantity": self.quantity,
             "a": a[self.quantity],
             "b": b[self.quantity],
-            "ratio": self.difference.ratio,
-            "ratio_low": interval and interval[0],
-            "ratio_high": interval and interval[1],
+            **self.difference.as_dict(),
             "relative_ratio": self.tested.ratio,
             "launches_a": self.num_launches[0],
             "launches_b": self.num_launches[1],
@@ -128,14 +126,9 @@ class Shift:
     is_measured: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        low, high = self.difference.interval or (None, None)
         return {
-            "kind": self.kind,
-            "world_size": self.world_size,
-            "num_cells": self.num_cells,
-            "ratio": self.difference.ratio,
-            "ratio_low": low,
-            "ratio_high": high,
+            **{name: getattr(self, name) for name in ("kind", "world_size", "num_cells")},
+            **self.difference.as_dict(),
             "is_significant": self.difference.is_significant,
             "cells_are_relative_to_it": self.is_relative,
             "campaigns_are_measured": self.is_measured,

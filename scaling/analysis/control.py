@@ -25,7 +25,7 @@ from scaling.analysis.decisions import TIE_RATIO, Difference, adjusted
 from scaling.analysis.findings import Finding
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import CellTimes, study_scatter
-from scaling.axes import Shared, agree, fixed_batch, shared_key
+from scaling.axes import Shared, fixed_batch, shared_key
 from scaling.measure.statistics import CONFIDENCE
 
 AGREEMENT = 0.10  # two exposed times that differ by no more than this part of the larger one agree
@@ -89,12 +89,8 @@ def _control_key(cell: CellResult, label: str) -> Hashable:
 
 def is_baseline_of(other: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
     """Whether `other` is the one-worker cell without exchange to which the cell's speedup refers."""
-    return (
-        _is_alone(other)
-        and not other.get("aa_replicate")
-        and agree(Shared.BASELINE, other, cell)
-        and fixed_batch(other) == fixed_batch(cell)
-    )
+    is_first = _is_alone(other) and not other.get("aa_replicate")
+    return is_first and _baseline_key(other) == _baseline_key(cell)
 
 
 def control_labels(cell: Mapping[str, Any]) -> list[str]:
@@ -142,21 +138,19 @@ def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) 
     with the same control arm tell how it scatters."""
     family = [control, *peers.arms_of(control)]
     budgets = {
-        cell.cell_id: {
-            launch.repeat: budget for launch in cell.launches if (budget := cell_budget([launch])) is not None
-        }
+        cell.cell_id: {launch.repeat: budget for launch in cell.launches if (budget := cell_budget([launch]))}
         for cell in family
     }
     of_arm, base = budgets[arm.cell_id], budgets[control.cell_id]
     common = of_arm.keys() & base.keys()
     if len(common) < 2:
         return {}
-    iteration_s = float(np.mean([budget.profiled_iteration_s for budget in base.values()]))
+    iteration_s = float(np.mean([budget["profiled_iteration_s"] for budget in base.values()]))
     more_s: dict[str, float] = {}
     p_values: list[float] = []
     for name in COLUMNS_COMPARED:
         column = {
-            cell_id: {repeat: budget.columns_s.get(name, 0.0) for repeat, budget in by_launch.items()}
+            cell_id: {repeat: budget.get(name, 0.0) for repeat, budget in by_launch.items()}
             for cell_id, by_launch in budgets.items()
         }
         others_s = iteration_s - float(np.mean([*column[control.cell_id].values()]))
@@ -190,9 +184,10 @@ def _explanation(gap_s: float, arm: Row, control: Row, differing_s: Mapping[str,
     unattributed_s = differing_s.get("unattributed_s", 0.0)
     if unattributed_s * gap_s > 0 and abs(unattributed_s) >= enough_s:
         return {"cause": "no_phase", "seconds": unattributed_s}
-    profiling_overhead_s = _difference(arm, control, "profiling_overhead_s")
-    if profiling_overhead_s * gap_s < 0 and abs(profiling_overhead_s) >= enough_s:
-        return {"cause": "profiling_overhead", "seconds": profiling_overhead_s}
+    overheads_s = [row["profiling_overhead_s"] for row in (arm, control)]
+    more_s = 0.0 if None in overheads_s else float(overheads_s[0] - overheads_s[1])
+    if more_s * gap_s < 0 and abs(more_s) >= enough_s:
+        return {"cause": "profiling_overhead", "seconds": more_s}
     return {"cause": "unknown", **(_differing(phases[:1], phases[0][1], gap_s) if phases else {"phases": []})}
 
 
@@ -200,10 +195,3 @@ def _differing(phases: Sequence[tuple[str, float]], total_s: float, gap_s: float
     names = [name for name, _ in phases]
     slows = gap_s > 0 and set(names) <= set(SLOWED_BY_EXCHANGE)
     return {"phases": names, "seconds": math.copysign(total_s, gap_s), "exchange_slows": slows}
-
-
-def _difference(arm: Row, control: Row, column: str) -> float:
-    """How much longer the arm takes in this column; 0 if one of the two does not have it."""
-    if arm[column] is None or control[column] is None:
-        return 0.0
-    return float(arm[column] - control[column])

@@ -18,9 +18,10 @@ exchange, seed, and settings that change the time alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from scaling.analysis import columns
 from scaling.analysis.columns import Row, by_key
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
-from scaling.analysis.learning import BITS_TARGET, index_of_target
+from scaling.analysis.learning import BITS_TARGET, half_widths_of_time, index_of_target
 from scaling.analysis.moderated import t_quantile
 from scaling.analysis.objectives import front
 from scaling.analysis.samples import CellResult, Floats, TrainingSamples
@@ -45,7 +46,7 @@ RULES = {"fixed": 0.0, "sqrt": 0.5, "linear": 1.0}  # learning rate ~ batch to t
 _FREE = ("scaling", "learning_rate", "learning_rate_rule", "base_batch")
 _FAMILY = [one.key for one in with_columns(role=Role.GIVEN | Role.RECIPE) if one.key not in _FREE]
 _TIMED = [one.key for one in with_columns(Shared.TIMED) if one.key in _FAMILY]
-_OWN = ("global_batch", "world_size", "aggregator", "wire", "sync_every", "outer_update")
+_own = itemgetter("global_batch", "world_size", "aggregator", "wire", "sync_every", "outer_update")
 
 
 class Estimate(NamedTuple):
@@ -282,7 +283,7 @@ class LearningPlan:
             return _widened(Estimate(value, value, value), *halves)
         ratio = self.fit.log_ratio(one.row["global_batch"], base.row["global_batch"])
         logs = Estimate(*(value + end - ratio.value for end in ratio))
-        return _widened(logs, *(_half_width_of_time(each.row) for each in (one, base)))
+        return _widened(logs, *(math.hypot(*half_widths_of_time(each.row)) for each in (one, base)))
 
     def findings(self) -> Iterator[Finding]:
         """The steps by batch, and where they are known the seconds by workers."""
@@ -330,8 +331,8 @@ def learning_plans(
 ) -> list[LearningPlan]:
     """One plan for each target of exact trainings, in the summary's order."""
     usable = [row for row in rows if not columns.has_no_model(row) and not columns.is_aa_replicate(row)]
-    usable = [row for row in usable if columns.is_unchanged(row)]
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
+    usable = [row for row in usable if columns.is_unchanged(row)]
     timed = [row for row in usable if row["kind"] == "iteration" and row["iteration_s"]]
 
     def loses(row: Row) -> bool:
@@ -361,16 +362,11 @@ def learning_plans(
         same_step = [row for row in timed if all(row[name] == first[name] for name in _TIMED)]
         augmented = ("none", _augmentation(first))
         same_step = [row for row in same_step if _augmentation(row) in augmented]
-        shared = [row for row in same_step if columns.shares_gpus(row)]
-        large = [row for row in same_step if (row["memory_peak_bytes"] or math.inf) > max_memory_bytes]
-        large = [row for row in large if row not in shared]
-        same_step = [row for row in same_step if row not in shared and row not in large]
-
-        def by_time(row: Row, own: str = augmented[1]) -> tuple[bool, float]:
-            return _augmentation(row) != own, float(row["iteration_s"])
-
-        for key, alike in by_key(same_step if fit else [], _own).items():
-            row, steps = min(alike, key=by_time), own.get(key)
+        alone = [row for row in same_step if not columns.shares_gpus(row)]
+        fitting = [row for row in alone if (row["memory_peak_bytes"] or math.inf) <= max_memory_bytes]
+        for key, alike in by_key(fitting if fit else [], _own).items():
+            row = min(alike, key=lambda row: (_augmentation(row) != augmented[1], float(row["iteration_s"])))
+            steps = own.get(key)
             is_outside = not trained[0].batch <= row["global_batch"] <= trained[-1].batch
             if fit and not loses(row):
                 settings.append(_setting(row, fit.steps(row["global_batch"]), is_outside, is_own=False))
@@ -381,7 +377,7 @@ def learning_plans(
                 not_trained.append(f"{name} on {columns.workers_of(row)} at batch {row['global_batch']:,}")
         settings.sort(key=lambda one: one.seconds.value)
         unfinished = sorted({int(row["global_batch"]) for row in family if row["state"] != "done"})
-        more = (len(large), len(shared), unfinished)
+        more = (len(alone) - len(fitting), len(same_step) - len(alone), unfinished)
         plans.append(LearningPlan(given, trained, missed, fit, settings, not_trained, *more))
     return [plan for plan in plans if plan.trained or plan.missed]
 
@@ -390,13 +386,10 @@ def _augmentation(row: Row) -> str:
     return row["augmentation"] or "none"
 
 
-def _own(row: Row) -> Hashable:
-    return tuple(row[name] for name in _OWN)
-
-
 def _setting(row: Row, steps: Estimate, is_extrapolated: bool, *, is_own: bool) -> Setting:
     logs = Estimate(*(math.log(row["iteration_s"] * end) for end in steps))
-    return Setting(row, steps, _widened(logs, _half_width_of_time(row)), is_extrapolated, is_own)
+    seconds = _widened(logs, math.hypot(*half_widths_of_time(row)))
+    return Setting(row, steps, seconds, is_extrapolated, is_own)
 
 
 def _steps_of(trained: BatchSteps, fit: StepsFit) -> Estimate:
@@ -404,11 +397,3 @@ def _steps_of(trained: BatchSteps, fit: StepsFit) -> Estimate:
     mean = float(trained.logs.mean())
     half = fit.quantile * math.sqrt(fit.new_variance * (1 + 1 / len(trained.steps)))
     return _widened(Estimate(mean, mean, mean), half)
-
-
-def _half_width_of_time(row: Row) -> float:
-    """On the logarithm of the time of a step; of one launch with the noise floor, where that is known."""
-    if row["iteration_s_low"] is None or row["iteration_s_high"] is None:
-        return 0.0
-    floor = row["noise_floor"] if row["repeats"] == 1 else None
-    return math.hypot(math.log(row["iteration_s_high"] / row["iteration_s_low"]) / 2, floor or 0.0)

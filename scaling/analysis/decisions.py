@@ -106,10 +106,9 @@ class Difference:
         half = self.half_width(2 * (1 - CONFIDENCE))
         return half is not None and abs(self.log_ratio) + half < math.log1p(within_ratio)
 
-    def detectable(self, level: float = 1 - CONFIDENCE) -> float | None:
-        """The smallest ratio above 1 that would be found at that level; None with one launch."""
-        half = self.half_width(level)
-        return None if half is None else _exp(half)
+    def as_dict(self) -> dict[str, float | None]:
+        low, high = self.interval or (None, None)
+        return {"ratio": self.ratio, "ratio_low": low, "ratio_high": high}
 
 
 def with_variance(difference: Difference, variance: float, degrees: float) -> Difference:
@@ -212,11 +211,6 @@ class Design:
     offset: tuple[float, float] = (0.0, 0.0)
     serial: Serial = INDEPENDENT  # correlation of the launches with those before
 
-    @property
-    def campaign_variance(self) -> float:
-        """The variance of the shift between two campaigns, which a single campaign cannot show."""
-        return 0.0 if self.are_campaigns or self.is_paired else 2 * CAMPAIGN_RATIO**2
-
 
 def campaigns(
     a: FloatArray, b: FloatArray, smallest: FloatArray | float = 0.0, design: Design | None = None
@@ -316,8 +310,9 @@ def _shift(log_ratios: FloatArray, shared: Sequence[tuple[float, int]], design: 
         return None
     total = sum(variance for variance, _ in shared)
     below = sum(variance**2 / degrees for variance, degrees in shared)
-    # How far campaigns are apart is stated, and has no degrees of freedom to lose.
-    stated = design.campaign_variance + MEDIAN_OF_MANY * design.offset[0] / len(log_ratios)
+    # How far campaigns are apart, which one of them cannot show, is stated: no degrees of freedom to lose.
+    of_campaigns = 0.0 if design.are_campaigns or design.is_paired else 2 * CAMPAIGN_RATIO**2
+    stated = of_campaigns + MEDIAN_OF_MANY * design.offset[0] / len(log_ratios)
     degrees = (total + stated) ** 2 / below if below else float(sum(degrees for _, degrees in shared))
     return Difference(float(np.median(log_ratios)), math.sqrt(total + stated), degrees)
 

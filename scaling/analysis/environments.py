@@ -34,9 +34,6 @@ class DifferingKey:
         here, there = ("nothing" if value is None else value for value in (self.a, self.b))
         return f"{self.field}: {here} against {there}"
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"field": self.field, "a": self.a, "b": self.b, "decides": self.decides}
-
 
 def environment_of(folder: ResultsFolder) -> dict[str, Any] | None:
     """The recorded environment, if any; StoreError where it is damaged."""

@@ -17,7 +17,7 @@ from scaling.analysis import explain_exchange as exchange
 from scaling.analysis import explain_limits as limits
 from scaling.analysis.candidates import Candidate
 from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
-from scaling.analysis.columns import SPEEDUP, Row, is_aa_replicate
+from scaling.analysis.columns import SPEEDUP, Row, is_aa_replicate, pick
 from scaling.analysis.explain_view import Known, Values, View
 from scaling.analysis.findings import Finding
 from scaling.analysis.learning import REACHED
@@ -44,8 +44,8 @@ def target(view: View) -> Values | None:
     row = view.row
     if row["target_state"] in (None, REACHED):
         return None
-    names = ("target_accuracy", "target_state")
-    return {"share": 1.0, **{name: row[name] for name in names}, "epochs": int(row["epochs"] or 1)}
+    epochs = int(row["epochs"] or 1)
+    return {"share": 1.0, **pick(row, "target_accuracy", "target_state"), "epochs": epochs}
 
 
 def disturbed_gpu(view: View) -> Values | None:
@@ -71,7 +71,7 @@ def no_speedup(view: View) -> Values | None:
     size, speedup = view.row["world_size"], view.row["speedup"]
     if size < 2 or speedup is None or speedup >= NO_SPEEDUP:
         return None
-    return {"share": 1 - speedup, "world_size": size, **{name: view.row[name] for name in SPEEDUP}}
+    return {"share": 1 - speedup, "world_size": size, **pick(view.row, *SPEEDUP)}
 
 
 def scatter(view: View) -> Values | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaling.analysis.columns import Row, unit_of_workers
+from scaling.analysis.columns import pick, unit_of_workers
 from scaling.analysis.explain_view import Values, View
 from scaling.analysis.periodic import periodic_slowness
 from scaling.analysis.rank_times import SLOW_SHARE
@@ -17,6 +17,7 @@ OPEN_SHARE = 0.1
 COMPUTE_SHARE = 0.6
 QUEUED_SHARE = 0.15
 AVOIDABLE_SHARE = 0.1  # more than this part of a step is said before computation
+UTILIZATION = ("mfu", "mfu_data_sheet")
 LOW_MFU, HIGH_MFU = 0.4, 0.6
 """GPT-2 small in bf16 on an H200 has an MFU of 0.26 without torch.compile and 0.45 with it; from HIGH_MFU on,
 a captured step cannot help much: the GPU waits for few launches."""
@@ -72,13 +73,13 @@ def launches(view: View) -> Values | None:
     captured = view.fastest_with(free, step="captured")
     if captured is None:
         limit = _launches_in_computation(view) or _device_waits(view)
-        return limit and {**limit, **_utilization(row)}
+        return limit and {**limit, **pick(row, *UTILIZATION)}
     busy = captured["iteration_s"] / row["iteration_s"]
     if busy >= BUSY_ENOUGH:
         return None
     times = {"iteration_s": row["iteration_s"], "captured_iteration_s": captured["iteration_s"]}
     is_shown = bool(view.faster_with(free, step="captured").get("is_shown"))
-    return {"share": 1 - busy, "busy_ratio": busy, "is_shown": is_shown, **_utilization(row), **times}
+    return {"share": 1 - busy, "busy_ratio": busy, "is_shown": is_shown, **pick(row, *UTILIZATION), **times}
 
 
 def _launches_in_computation(view: View) -> Values | None:
@@ -151,10 +152,9 @@ def feeding(view: View) -> Values | None:
     share = view.share("input_s", "h2d_s")
     if share < INPUT_SHARE or _is_of_slow_rank(view, share, "input", "h2d"):
         return None
-    names = ("input_placement", "loader_workers", "augmentation", "device")
+    settings = pick(view.row, "input_placement", "loader_workers", "augmentation", "device")
     times = {name: view.seconds(name) for name in ("input_s", "h2d_s")}
-    faster = view.faster_with({"input_placement", "loader_workers"})
-    return {"share": share, **times, **{name: view.row[name] for name in names}, **faster}
+    return {"share": share, **times, **settings, **view.faster_with({"input_placement", "loader_workers"})}
 
 
 def update(view: View) -> Values | None:
@@ -187,29 +187,19 @@ def computation(view: View) -> Values | None:
     row = view.row
     on_gpu = row["device"] == "cuda"
     captured = row["step"] == "captured" or view.fastest_with({"step", "bucket_mb"}, step="captured")
+    is_compiled = row["compile"] or view.fastest_with({"compile", "step", "bucket_mb"}, compile=True)
     return {
         "share": share,
         **{name: view.seconds(name) for name in ("forward_s", "backward_s")},
-        **_utilization(row),
+        **pick(row, *UTILIZATION),
         "precision": row["precision"],
         "more_workers_help": _more_workers_help(view),
         "has_tf32_left": on_gpu and row["precision"] == "float32",
         "lacks_captured": on_gpu and not captured and (row["mfu"] or 0.0) < HIGH_MFU,
-        "lacks_compile": _is_uncompiled_below(view),
+        "lacks_compile": row["mfu"] is not None and row["mfu"] < LOW_MFU and not is_compiled,
         "is_captured": row["step"] == "captured",
         "unit": unit_of_workers(row),
     }
-
-
-def _utilization(row: Row) -> Values:
-    return {name: row[name] for name in ("mfu", "mfu_data_sheet")}
-
-
-def _is_uncompiled_below(view: View) -> bool:
-    """Whether this step uses less of the matrix rate, and no step mode was tried compiled."""
-    row = view.row
-    is_tried = view.fastest_with({"compile", "step", "bucket_mb"}, compile=True) is not None
-    return row["mfu"] is not None and row["mfu"] < LOW_MFU and not row["compile"] and not is_tried
 
 
 def _more_workers_help(view: View) -> bool:
@@ -244,7 +234,8 @@ def throttled_gpu(view: View) -> Values | None:
     if share < LOST_SHARE:
         return None
     clocks = {"clock_ratio": ratios[rank], "reason": reasons[rank]}
-    return {"share": share, "rank": rank, "ranks": sorted(reasons), **clocks, **_lost(view, share)}
+    clocks["lost_s"] = share * (view.step_s or 0.0)
+    return {"share": share, "rank": rank, "ranks": sorted(reasons), **clocks}
 
 
 def shared_gpu(view: View) -> Values | None:
@@ -264,7 +255,8 @@ def shared_gpu(view: View) -> Values | None:
     most = others / (others + 1) * view.share(*COMPUTING)
     share = _with_its_excess(view, rank, 0.0) if measured else most
     values = {"rank": rank, "ranks": ranks, "others": others, "is_measured": measured}
-    return {"share": share, **values, **_lost(view, share)} if share >= LOST_SHARE else None
+    values["lost_s"] = share * (view.step_s or 0.0)
+    return {"share": share, **values} if share >= LOST_SHARE else None
 
 
 def slow_rank(view: View) -> Values | None:
@@ -315,10 +307,6 @@ def _with_its_excess(view: View, rank: int, share: float) -> float:
     if slow is None or slow.rank != rank or not view.step_s:
         return share
     return min(1.0, max(share, slow.lost_s / view.step_s))
-
-
-def _lost(view: View, share: float) -> Values:
-    return {"lost_s": share * (view.step_s or 0.0)}
 
 
 def _clock_ratio(view: View, rank: int) -> float | None:

@@ -66,12 +66,7 @@ def squares_of(epochs: Sequence[Mapping[str, Any] | None]) -> tuple[Squares, ...
     if not epochs or any(epoch is None for epoch in epochs):
         return ()
     return tuple(
-        Squares(
-            epoch["small_batch"],
-            epoch["big_batch"],
-            np.array(epoch["small"], dtype=np.float64),
-            np.array(epoch["big"], dtype=np.float64),
-        )
+        Squares(epoch["small_batch"], epoch["big_batch"], *np.array([epoch["small"], epoch["big"]], float))
         for epoch in epochs
         if epoch is not None
     )
@@ -80,9 +75,7 @@ def squares_of(epochs: Sequence[Mapping[str, Any] | None]) -> tuple[Squares, ...
 def noise_scale(windows: Sequence[Sequence[Squares]]) -> NoiseScale | None:
     """Over steps of several trainings, each a sequence of epochs; None of fewer than FEWEST_GROUPS."""
     series = [
-        np.stack(
-            [np.concatenate([one.trace for one in epochs]), np.concatenate([one.square for one in epochs])]
-        )
+        np.concatenate([[one.trace, one.square] for one in epochs], axis=1)
         for epochs in windows
         if any(len(one.small) for one in epochs)
     ]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from scaling.analysis.columns import (
@@ -18,6 +19,7 @@ from scaling.analysis.columns import (
     is_aa_replicate,
     is_of_older_code,
     is_unchanged,
+    pick,
     unit_of_workers,
     with_local_updates,
 )
@@ -148,8 +150,7 @@ _SHARED = {
 }
 
 
-def _of_model(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("kind", "model", "dataset"))
+_of_model = itemgetter("kind", "model", "dataset")
 
 
 def _further(row: Row, differing: Container[str]) -> list[tuple[Axis, Any]]:
@@ -204,8 +205,7 @@ def _values(axis: Axis, rows: Sequence[Row]) -> set[Any]:
 
 def given_of(row: Row) -> dict[str, Any]:
     """The settings that every title of timed cells names."""
-    names = ("model", "dataset", "scaling", "device")
-    return {**{name: row[name] for name in names}, "batch": fixed_batch(row)}
+    return {**pick(row, "model", "dataset", "scaling", "device"), "batch": fixed_batch(row)}
 
 
 def _slug(row: Row, further: Sequence[tuple[Axis, Any]]) -> str:
@@ -236,5 +236,4 @@ def main_variant(group: CellGroup, label: str) -> list[Row]:
     ]
 
 
-def _placement(row: Row) -> tuple[str, int | None]:
-    return row["input_placement"], row["loader_workers"]
+_placement = itemgetter("input_placement", "loader_workers")

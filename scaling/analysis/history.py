@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from scaling.analysis.rank_times import Floats, own_phases, slow_rank
-from scaling.analysis.samples import read_cells
+from scaling.analysis.rank_times import own_phases, slow_rank
+from scaling.analysis.samples import Floats, read_cells
 from scaling.analysis.study_scatter import cell_times
 from scaling.analysis.transfers import read_transfers
 from scaling.errors import ScalingError

@@ -184,18 +184,22 @@ def _augmentation(cell: CellResult) -> Any:
     return axis("augmentation").value(cell.cell)
 
 
+def half_widths_of_time(row: Row) -> Sequence[float]:
+    """Of the logarithm of the time of a step: its interval's, and of one launch, whose interval is that
+    within it, the noise floor; none without an interval."""
+    if row["iteration_s_low"] is None or row["iteration_s_high"] is None:
+        return ()
+    floor = row["noise_floor"] if row["repeats"] == 1 else None
+    return math.log(row["iteration_s_high"] / row["iteration_s_low"]) / 2, floor or 0.0
+
+
 def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
     """Half width on the logarithm of the product; None without an interval of the time, or of one run."""
-    if len(iterations) < 2 or row["iteration_s_low"] is None or row["iteration_s_high"] is None:
-        return None
-    of_time = math.log(row["iteration_s_high"] / row["iteration_s_low"]) / 2
     spread = estimate_median([[count] for count in iterations])
-    if spread.low is None or spread.high is None:
+    of_time = half_widths_of_time(row)
+    if len(iterations) < 2 or not of_time or spread.low is None or spread.high is None:
         return None
-    of_count = math.log(spread.high / spread.low) / 2
-    # The interval of one launch is that within it; of several it holds how far they are apart.
-    floor = row["noise_floor"] if row["repeats"] == 1 else None
-    return math.hypot(of_time, floor or 0.0, of_count)
+    return math.hypot(*of_time, math.log(spread.high / spread.low) / 2)
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:

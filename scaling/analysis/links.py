@@ -109,32 +109,26 @@ def links_of(
                 continue
             try:
                 known.append(_links(group, row, cells[row["cell_id"]], topology))
-            except _CannotTellError as reason:
+            except ScheduleError as reason:
                 left_out[group.name(row)] = str(reason)
     return known, left_out
 
 
-class _CannotTellError(Exception):
-    """Why a cell's links are left out."""
-
-
 def _links(group: CellGroup, row: Row, cell: CellResult, topology: Topology | None) -> CellLinks:
+    """ScheduleError: why they are left out."""
     if topology is None:
-        raise _CannotTellError("the folder has no topology.yaml that can be read")
+        raise ScheduleError("the folder has no topology.yaml that can be read")
     if row["device"] != "cuda":
-        raise _CannotTellError("workers on a CPU exchange through its memory, not over links")
+        raise ScheduleError("workers on a CPU exchange through its memory, not over links")
     if (row["num_nodes"] or 1) > topology.num_nodes:
-        raise _CannotTellError("topology.yaml is of one node, the cell ran on several")
+        raise ScheduleError("topology.yaml is of one node, the cell ran on several")
     if row["iteration_s"] is None:
-        raise _CannotTellError("it has no time")
-    try:
-        plan = plan_of_cell(cell)
-    except ScheduleError as error:
-        raise _CannotTellError(str(error)) from None
+        raise ScheduleError("it has no time")
+    plan = plan_of_cell(cell)
     try:
         passed = plan.bytes_per_resource(topology, peer_access=row["peer_access"] is not False)
     except (TopologyError, ScheduleError) as error:
-        raise _CannotTellError(f"its schedule does not fit topology.yaml: {error}") from None
+        raise ScheduleError(f"its schedule does not fit topology.yaml: {error}") from None
     uses = []
     for resource, num_bytes in passed.items():
         if _local(resource) in topology.machine.by_id:  # a memory, which is no link
@@ -155,14 +149,9 @@ def link_table(cells: Iterable[CellLinks]) -> pd.DataFrame:
     """links.csv: a row a cell and direction of a link; `source` says that it is simulated."""
     rows: list[dict[str, Any]] = [
         {
-            "cell_id": cell.cell_id,
-            "aggregator": cell.aggregator,
-            "world_size": cell.world_size,
-            "link": use.link,
+            **{name: getattr(cell, name) for name in ("cell_id", "aggregator", "world_size")},
+            **vars(use),
             "kind": cell.assumed or "schedule",
-            "bytes": use.bytes,
-            "bandwidth_bytes_per_s": use.bandwidth_bytes_per_s,
-            "utilisation": use.utilisation,
             "source": SIMULATED,
         }
         for cell in cells

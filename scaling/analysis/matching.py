@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from scaling.analysis.columns import Row, by_key, has_no_model, is_aa_replicate, shares_gpus
@@ -61,8 +62,7 @@ def has_time(row: Row) -> bool:
     return row["kind"] in COMPARED_KINDS and not has_no_model(row) and not shares_gpus(row)
 
 
-def _identity(row: Row) -> Hashable:
-    return str(row["cell_id"])
+_identity = itemgetter("cell_id")
 
 
 def _variables(row: Row) -> Hashable:

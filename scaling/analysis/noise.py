@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -142,9 +143,7 @@ def _root_mean_squares(pairs: Sequence[tuple[Row, float]], key: Key) -> dict[tup
     return {name: math.sqrt(float(np.mean(np.square([floor for _, floor in rows])))) for name, rows in groups}
 
 
-def _family(row: Row) -> tuple[Any, ...]:
-    """The key by which a group without a pair uses one with the same model, step and device."""
-    return tuple(row[name] for name in ("kind", "model", "step", "device"))
+_family = itemgetter("kind", "model", "step", "device")  # whose pair a group without one uses
 
 
 def _without_replicate(cell: CellResult) -> str:

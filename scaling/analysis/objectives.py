@@ -22,6 +22,7 @@ from scaling.analysis.candidates import (
     Candidate,
     CandidateSet,
 )
+from scaling.analysis.columns import pick
 from scaling.analysis.decisions import TIE_RATIO, Difference, with_variance
 from scaling.analysis.findings import Finding
 from scaling.analysis.study_scatter import MODERATED, StudyScatter, study_scatter
@@ -65,9 +66,9 @@ def trade_off(objective: str, candidates: Sequence[Candidate]) -> Finding | None
     found = front(candidates, lambda one: one.value, seconds_a_sample, TIE_RATIO)
     if len(found) < 2:
         return None
-    names = ("iteration_s", "global_batch")
     points: list[dict[str, Any]] = [
-        {**one.values(), "further": _differing(one, candidates), **{name: one.row[name] for name in names}}
+        one.values()
+        | {"further": _differing(one, candidates), **pick(one.row, "iteration_s", "global_batch")}
         for one in found
     ]
     values = {

@@ -18,12 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling.analysis.rank_times import own_times_s
-from scaling.analysis.samples import IterationLaunch
-
-Floats = NDArray[np.float64]
+from scaling.analysis.samples import Floats, IterationLaunch
 
 SHORTEST_PERIOD, LONGEST_PERIOD = 3, 64
 FEWEST_EVENTS = 4

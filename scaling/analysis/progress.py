@@ -173,29 +173,15 @@ class WallTime:
     num_launches: int  # that wrote theirs down
     # of the commands that recorded theirs, and of launches from their start to the end of the last cell
     total_s: float
-    start_up_s: float  # until the first cell: processes, imports, connections
-    setup_s: float  # of cells: data, replicas, captures
-    warmup_s: float  # iterations that are discarded
-    measuring_s: float  # unprofiled and profiled iterations
-    outside_s: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def other_s(self) -> float:
-        """The remaining time: writing, agreeing, failed cells."""
-        known_s = self.start_up_s + self.setup_s + self.warmup_s + self.measuring_s
-        known_s += sum(self.outside_s.values())
-        return max(0.0, self.total_s - known_s)
+    # start-up: until the first cell (processes, imports, connections); set-up: of cells (data, replicas,
+    # captures); warm-up: iterations that are discarded; measuring: unprofiled and profiled iterations
+    inside_s: Mapping[str, float]
+    outside_s: Mapping[str, float]
 
     def parts_s(self) -> dict[str, float]:
-        """Part -> seconds, by readable names; they sum to `total_s`."""
-        return {
-            "start-up": self.start_up_s,
-            "set-up": self.setup_s,
-            "warm-up": self.warmup_s,
-            "measuring": self.measuring_s,
-            **self.outside_s,
-            "other": self.other_s,
-        }
+        """Part -> seconds; they sum to `total_s`, with `other` for writing, agreeing, failed cells."""
+        known_s = sum(self.inside_s.values()) + sum(self.outside_s.values())
+        return {**self.inside_s, **self.outside_s, "other": max(0.0, self.total_s - known_s)}
 
     @property
     def finding(self) -> Finding:
@@ -203,12 +189,9 @@ class WallTime:
         return Finding("wall_time", (), values)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **{name: getattr(self, name) for name in ("num_launches", "total_s", "start_up_s", "setup_s")},
-            **{name: getattr(self, name) for name in ("warmup_s", "measuring_s")},
-            **{f"{name.replace(' ', '_')}_s": seconds for name, seconds in self.outside_s.items()},
-            "other_s": self.other_s,
-        }
+        keys = {"start-up": "start_up", "set-up": "setup", "warm-up": "warmup"}
+        parts = {f"{keys.get(name, name).replace(' ', '_')}_s": s for name, s in self.parts_s().items()}
+        return {"num_launches": self.num_launches, "total_s": self.total_s, **parts}
 
 
 OUTSIDE = {
@@ -230,15 +213,13 @@ def wall_time(
     if total_s <= 0:
         return None
     outside_s = {name: _sum(commands, key) for name, key in OUTSIDE.items()} if commands else {}
-    return WallTime(
-        num_launches=len(launches),
-        total_s=total_s + sum(outside_s.values()),
-        start_up_s=_sum(launches, "start_up_s"),
-        setup_s=_sum(cells, "setup_s"),
-        warmup_s=_sum(cells, "warmup_s"),
-        measuring_s=_sum(cells, "unprofiled_s") + _sum(cells, "profiled_s") + _sum(cells, "training_s"),
-        outside_s=outside_s,
-    )
+    inside_s = {
+        "start-up": _sum(launches, "start_up_s"),
+        "set-up": _sum(cells, "setup_s"),
+        "warm-up": _sum(cells, "warmup_s"),
+        "measuring": _sum(cells, "unprofiled_s") + _sum(cells, "profiled_s") + _sum(cells, "training_s"),
+    }
+    return WallTime(len(launches), total_s + sum(outside_s.values()), inside_s, outside_s)
 
 
 def _sum(mappings: Iterable[Mapping[str, Any]], key: str) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, get_args
 
 import pandas as pd
@@ -88,8 +89,7 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
     return found or (trained if question == "compression" else [])
 
 
-def _name_of_training(values: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(values[name] for name in ("model", "dataset", "world_size", "aggregator"))
+_name_of_training = itemgetter("model", "dataset", "world_size", "aggregator")
 
 
 def _measured(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[_Measured]:

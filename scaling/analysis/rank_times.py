@@ -20,12 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scaling.analysis.samples import IterationLaunch
+from scaling.analysis.samples import Floats, IterationLaunch
 from scaling.measure.budget import MAIN, RankStep, arrivals_s
-
-Floats = NDArray[np.float64]
 
 COMPUTED = ("input", "h2d", "forward", "backward", "unattributed")
 SLOW_SHARE = 0.1  # of the step
@@ -86,7 +83,8 @@ def slow_rank(
     lost_s = min(float(total_s[rank]), max(late_s, default=float("inf")))
     paired_s = np.concatenate([excess_s(times_s.sum(axis=2))[:, rank] for times_s in own_s])
     steps_ratio = float(np.mean(paired_s > 0))
-    least_s = SLOW_SHARE * _step_s(profiled)
+    steps_s = [max(rank.step_s for rank in step.ranks) for one in profiled for step in one.profiled_steps]
+    least_s = SLOW_SHARE * float(np.median(steps_s))
     if lost_s < least_s or by_launch[:, rank].min() < least_s / 2 or steps_ratio < USUAL_STEPS:
         return None
     others = _usual_excess_s(
@@ -102,11 +100,6 @@ def slow_rank(
     } or {phases[int(of_phases.argmax())]: float(of_phases.max())}
     bucket, num_buckets = _bucket(profiled, rank) if next(iter(main_phases)) == "backward" else (None, 0)
     return SlowRankTimes(rank, lost_s, main_phases, bucket, num_buckets, late_s, steps_ratio)
-
-
-def _step_s(launches: Sequence[IterationLaunch]) -> float:
-    steps = [step for launch in launches for step in launch.profiled_steps]
-    return float(np.median([max(rank.step_s for rank in step.ranks) for step in steps]))
 
 
 def _usual_excess_s(own_s: Sequence[Floats]) -> Floats:

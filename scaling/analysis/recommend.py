@@ -46,7 +46,6 @@ from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
 from scaling.analysis.objectives import (
     AGAINST_TIME,
-    OBJECTIVES,
     Objective,
     Scatters,
     parse_objective,
@@ -55,16 +54,8 @@ from scaling.analysis.objectives import (
 )
 from scaling.analysis.samples import CellResult
 
-__all__ = ["OBJECTIVES", "Choice", "Recommendation", "recommend"]
-
-Choice = Candidate  # a candidate that was chosen, or could have been
-
-
 Limit = Callable[[Row], "Finding | None"]  # what takes most of a cell's time
 Cells = Mapping[str, CellResult]  # the study's, by id
-
-_STATES: dict[State, str] = {"alone": "decided", "best": "decided"}
-"""What a state is called of a whole recommendation; others keep their names."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +85,8 @@ class Recommendation:
     objective: str  # as asked
     workload: Mapping[str, Any]  # what is given
     state: str  # decided, tie, undecided, one_launch, or none (there is no candidate)
-    choice: Choice | None  # the smallest value; also while undecided
-    runner_up: Choice | None  # the next one
+    choice: Candidate | None  # the smallest value; also while undecided
+    runner_up: Candidate | None  # the next one
     rivals: list[Rival]  # those that are not shown to be larger than the choice; none if decided
     # that would show a difference; None if decided, if none would that is worth having, or if it takes more
     # than MOST_ASKED launches
@@ -151,7 +142,7 @@ class Recommendation:
         shown = [self.choice, *(rival.candidate for rival in self.rivals)]
         return Finding("recommendation", tuple(candidate.cell_id for candidate in shown), values)
 
-    def _as_small(self, choice: Choice) -> list[dict[str, Any]] | None:
+    def _as_small(self, choice: Candidate) -> list[dict[str, Any]] | None:
         """Others that are shown to be the same, of which time chose, each with its shortest step."""
         is_same = self.state == "tie" and all(rival.is_same for rival in self.rivals)
         if self.objective not in AGAINST_TIME or not is_same:
@@ -227,7 +218,7 @@ def _recommend(
     return Recommendation(
         wanted.text,
         workload.given,
-        _STATES.get(state, state),  # type: ignore[call-overload]
+        "decided" if state in ("alone", "best") else state,
         choice,
         others[0] if others else None,
         rivals_and_unsure,

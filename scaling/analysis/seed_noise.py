@@ -20,6 +20,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 from scaling.analysis.columns import Row, aggregator_name, by_key
@@ -259,12 +260,7 @@ class Trainings:
         return Finding("lossy_below", (lossy["cell_id"], reference["cell_id"]), values)
 
 
-def _same(row: Row) -> Hashable:
-    return tuple(row[name] for name in ("model", "dataset", "world_size"))
-
-
-def _update(row: Row) -> Hashable:
-    return tuple(row[name] for name in SAME_UPDATE)
+_same, _update = itemgetter("model", "dataset", "world_size"), itemgetter(*SAME_UPDATE)
 
 
 def _trained_otherwise(row: Row, trained: Sequence[Row]) -> Finding:

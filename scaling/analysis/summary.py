@@ -91,7 +91,7 @@ def cell_row(study: str, cell: CellResult) -> Row:
     row.update(
         study=study,
         launcher=_joined(record.launch.get("launcher") for record in cell.records),
-        hosts=_joined(host for record in cell.done for host in _hosts(record)),
+        hosts=_joined(host for record in cell.done for host in _hosts(record)),  # of each of its launches
         num_nodes=_only(record.launch.get("num_nodes") for record in cell.done),
         state=cell.state,
         repeats=len(cell.done),
@@ -156,7 +156,6 @@ def _iteration_values(cell: CellResult) -> Row:
     iteration_s = seconds[0] if is_one or min(seconds) <= 0 else float(np.exp(np.mean(np.log(seconds))))
     low, high = interval_of_mean(rates[0].cycles_s) if is_one else interval_of_launches(seconds)
     steps_s = np.concatenate([launch.step_s for launch in cell.launches])
-    budget = cell_budget(cell.launches)
     return {
         "iterations": cell.steps_each * len(steps_s),
         "iteration_s": iteration_s,
@@ -167,7 +166,7 @@ def _iteration_values(cell: CellResult) -> Row:
         "pauses_s": cell.steps_each * sum(rate.pauses_s for rate in rates),
         "typical_iteration_s": float(np.median(steps_s)),
         "samples_per_s": cell.cell["global_batch"] / iteration_s if iteration_s > 0 else None,
-        **(budget.values() if budget else {}),
+        **cell_budget(cell.launches),
         "joules_per_sample": joules_per_sample(cell),
     }
 

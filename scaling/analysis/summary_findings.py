@@ -20,6 +20,7 @@ from scaling.analysis.columns import (
     Row,
     aggregator_name,
     is_control_arm,
+    pick,
     shares_gpus,
     to_rows,
     unit_of_workers,
@@ -51,11 +52,10 @@ class _Throughput:
         return float(self.row["iteration_s"] / self.row["global_batch"])
 
     def values(self) -> dict[str, Any]:
-        columns = ("world_size", "iteration_s", "iteration_s_low", "iteration_s_high", *SPEEDUP)
         return {
             "name": self.name,
             "unit": unit_of_workers(self.row),
-            **{column: self.row[column] for column in columns},
+            **pick(self.row, "world_size", "iteration_s", "iteration_s_low", "iteration_s_high", *SPEEDUP),
             "one_launch": self.row["interval_method"] == ONE_LAUNCH,
         }
 
@@ -181,18 +181,16 @@ def _several_hosts(rows: Sequence[Row]) -> Iterator[Finding]:
     if len(by_start) < 2:
         return
     starts = [cells[0][0] for cells in by_start.values()]
-    named = starts if len({host.partition("/")[0] for host in starts}) > 1 else [*map(_boot, starts)]
+    named = starts
+    if len({host.partition("/")[0] for host in starts}) == 1:
+        boots = [host.partition("/")[2] for host in starts]
+        named = [f"boot {boot}" if boot else "an unrecorded boot" for boot in boots]
     hosts = [
         {"host": name, "num_cells": len(cells), "settings": _few_settings([row for _, row in cells])}
         for name, cells in zip(named, by_start.values(), strict=True)
     ]
     values = {"hosts": hosts[:MOST_HOSTS], "num_more": max(0, len(hosts) - MOST_HOSTS)}
     yield Finding("several_hosts", (), values)
-
-
-def _boot(host: str) -> str:
-    boot = host.partition("/")[2]
-    return f"boot {boot}" if boot else "an unrecorded boot"
 
 
 def _few_settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -231,16 +229,15 @@ def _found(group: CellGroup) -> Iterator[tuple[str, dict[str, Any]]]:
         yield (
             "predicted_seconds_to_target",
             {
-                "settings": [{**setting(row), **{name: row[name] for name in names}} for row in predicted],
+                "settings": [{**setting(row), **pick(row, *names)} for row in predicted],
                 "num_lacking": len(without_augmentation(predicted)),
             },
         )
     if noisy := [row for row in done if row["noise_scale_low"] is not None]:
         names = ("global_batch", "noise_scale", "noise_scale_low", "noise_scale_high")
-        yield "noise_scale", {"settings": [{**setting(row), **_values(row, names)} for row in noisy]}
+        yield "noise_scale", {"settings": [{**setting(row), **pick(row, *names)} for row in noisy]}
     if shared := [row for row in done if shares_gpus(row)]:
-        columns = ("world_size", "workers_per_gpu")
-        yield "gpus_shared", {"settings": [{name: row[name] for name in columns} for row in shared]}
+        yield "gpus_shared", {"settings": [pick(row, "world_size", "workers_per_gpu") for row in shared]}
 
 
 def _targets(aimed: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -285,10 +282,5 @@ def settings(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return [setting(row) for row in rows]
 
 
-def _values(row: Row, names: Iterable[str]) -> dict[str, Any]:
-    return {name: row[name] for name in names}
-
-
 def _scored(row: Row) -> dict[str, Any]:
-    names = ("final_test_accuracy", "seed_sd_accuracy", "num_seeds", "epochs")
-    return {**setting(row), **{name: row[name] for name in names}}
+    return {**setting(row), **pick(row, "final_test_accuracy", "seed_sd_accuracy", "num_seeds", "epochs")}

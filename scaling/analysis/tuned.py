@@ -25,12 +25,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling.analysis.decisions import Difference, adjusted, launches_needed
 from scaling.analysis.findings import Finding
 from scaling.analysis.noise import scatter_of
-from scaling.analysis.samples import CellResult
+from scaling.analysis.samples import CellResult, Floats
 from scaling.errors import ScalingError
 from scaling.measure.budget import HOOK, RankStep, Span
 from scaling.measure.statistics import CONFIDENCE
@@ -104,7 +103,6 @@ def _iteration_s(cell: CellResult) -> float:
     return statistics.geometric_mean(launch.iteration_s for launch in cell.launches)
 
 
-Floats = NDArray[np.float64]
 COMM = "comm"
 
 

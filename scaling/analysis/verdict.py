@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, OF_PEERS, TIME, Candidate, Excluded, workloads
-from scaling.analysis.columns import SPEEDUP, Row, is_of_older_code, shares_gpus, to_rows
+from scaling.analysis.columns import SPEEDUP, Row, is_of_older_code, to_rows, unit_of_workers
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.explain import is_too_noisy
 from scaling.analysis.explain_view import Known, View
@@ -84,7 +84,7 @@ def verdict_of(
         "objective": recommendation.objective,
         "workload": recommendation.workload,
         "scaling": row["scaling"],
-        "unit": "GPU" if row["device"] == "cuda" and not shares_gpus(row) else "worker",
+        "unit": unit_of_workers(row),
         "world_size": size,
         "world_sizes": sizes,
         "lacks_one_worker": sizes[0] > 1 and measured["speedup"] is None and row["arm"] is None,
@@ -110,17 +110,13 @@ def verdict_of(
         "losses": losses_of(choice, others, recommendation.limit),
         "confidence": (confidence := _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size))),
         "is_too_noisy": confidence in ("one_launch", "workers_open") and is_too_noisy(recommendation.doubts),
-        **{
-            "num_launches": choice.num_launches,
-            "has_one_worker_once": _has_one_worker_once(choice.row, known.rows),
-            "half_width_ratio": None
-            if choice.low is None or choice.high is None
-            else (choice.high - choice.low) / 2 / choice.value,
-            "noise_floor": choice.row["noise_floor"],
-            "more_repeats": recommendation.more_repeats,
-            "is_noisy": recommendation.is_noisy,
-            "doubts": recommendation.doubts,
-        },
+        "num_launches": choice.num_launches,
+        "has_one_worker_once": _has_one_worker_once(choice.row, known.rows),
+        "half_width_ratio": None
+        if choice.low is None or choice.high is None
+        else (choice.high - choice.low) / 2 / choice.value,
+        "noise_floor": choice.row["noise_floor"],
+        **{name: getattr(recommendation, name) for name in ("more_repeats", "is_noisy", "doubts")},
     }
     return Finding("verdict", tuple(other.row["cell_id"] for other in (choice, *ties)), values)
 

@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 from scaling.analysis.columns import TRANSFER, Row, by_key, is_aa_replicate, to_rows
@@ -93,8 +94,7 @@ def without_model(cell: Mapping[str, Any]) -> str:
     return ", ".join([*parts, str(cell.get("device") or "")]).rstrip(", ")
 
 
-def _of_model(row: Row) -> tuple[str, str]:
-    return row["kind"], row["model"]
+_of_model = itemgetter("kind", "model")
 
 
 def _differing(rows: Sequence[Row]) -> list[Axis]:

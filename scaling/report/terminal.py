@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -239,10 +239,7 @@ def table_lines(table: Table) -> list[list[str]]:
     lines = []
     for row in texts:
         cells = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)]
-        lines.append([_line(parts, widths, aligned) for parts in zip_longest(*cells, fillvalue="")])
+        parts = zip_longest(*cells, fillvalue="")
+        padded = [[align(*one) for align, *one in zip(aligned, line, widths, strict=True)] for line in parts]
+        lines.append([(" " * GAP).join(line).rstrip() for line in padded])
     return lines
-
-
-def _line(parts: Sequence[str], widths: Sequence[int], aligned: Sequence[Callable[[str, int], str]]) -> str:
-    texts = [align(part, width) for part, width, align in zip(parts, widths, aligned, strict=True)]
-    return (" " * GAP).join(texts).rstrip()

@@ -147,7 +147,7 @@ def test_straggler_makes_the_others_wait_and_shows_as_skew(study, split_line):
 def test_cell_without_split_steps_has_no_budget(study):
     study.add_steps([[1.0, 2.0]])
     (cell,) = read_cells(study.folder)
-    assert (cell_budget(cell.launches), row_of(study)["unattributed_s"]) == (None, None)
+    assert (cell_budget(cell.launches), row_of(study)["unattributed_s"]) == ({}, None)
     assert len(step_table([cell])) == 0
 
 

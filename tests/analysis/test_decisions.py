@@ -51,7 +51,7 @@ def test_interval_is_never_below_zero_and_one_launch_has_none():
     assert 0 < low < 1 < high
     alone = Difference(1.0, None, None)
     expected = (None, None, None, False)
-    assert (alone.interval, alone.p_value, alone.detectable(), alone.is_significant) == expected
+    assert (alone.interval, alone.p_value, alone.half_width(), alone.is_significant) == expected
 
 
 def test_holms_correction():
@@ -73,8 +73,8 @@ def test_same_within_a_ratio_needs_the_whole_interval_in_it():
     assert not Difference(math.log1p(TIE_RATIO), 0.001, 30.0).is_same()
 
 
-def test_detectable_is_where_a_difference_begins_to_be_found():
-    smallest = math.log(Difference(0.0, 0.02, 8.0).detectable(0.01))
+def test_half_width_is_where_a_difference_begins_to_be_found():
+    smallest = Difference(0.0, 0.02, 8.0).half_width(0.01)
     for factor, is_found in ((1.001, True), (0.999, False)):
         assert (Difference(factor * smallest, 0.02, 8.0).p_value < 0.01) == is_found
 

@@ -36,7 +36,7 @@ def mllog(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _training(cell: CellResult, record: RunRecord, training: TrainingSamples) -> Iterator[str]:
-    start_ms = _start_ms(record)
+    start_ms = 1000 * _start_s(record)
     yield from _head(cell, record, start_ms)
     yield _line(start_ms, START, "run_start", None, {})
     reached = index_of_target(training, cell.cell)
@@ -56,7 +56,7 @@ def _training(cell: CellResult, record: RunRecord, training: TrainingSamples) ->
 
 
 def _timing(cell: CellResult, record: RunRecord, launch: IterationLaunch) -> Iterator[str]:
-    start_ms, num_steps = _start_ms(record), len(launch.iterations)
+    start_ms, num_steps = 1000 * _start_s(record), len(launch.iterations)
     end_ms = start_ms + 1000 * launch.iteration_s * num_steps
     yield from _head(cell, record, start_ms)
     yield _line(start_ms, START, "run_start", None, {})
@@ -84,9 +84,9 @@ def _line(time_ms: float, event_type: str, key: str, value: Any, metadata: dict[
     return f":::MLLOG {json.dumps({**fields, 'value': value, 'metadata': metadata})}"
 
 
-def _start_ms(record: RunRecord) -> float:
+def _start_s(record: RunRecord) -> float:
     started = record.launch.get("started_at")
-    return 0.0 if started is None else 1000 * datetime.fromisoformat(started).timestamp()
+    return datetime.fromisoformat(started).timestamp() if started else 0.0
 
 
 OF_EPOCHS = ("train_loss", "test_loss", "train_accuracy", "test_accuracy", "learning_rate")
@@ -114,7 +114,7 @@ def event_files(cells: Sequence[CellResult]) -> Iterator[tuple[str, bytes]]:
 
 
 def _file(name: str, run: RunRecord, values: Sequence[tuple[str, int, float]]) -> tuple[str, bytes]:
-    time_s = _start_ms(run) / 1000
+    time_s = _start_s(run)
     events = [_event(time_s, 0, _text(3, b"brain.Event:2"))]
     events += [scalar_event(time_s, *value) for value in values]
     path = f"{name}/{run.repeat}/events.out.tfevents.{int(time_s)}.scaling"

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, NullLocator
 
 from scaling.analysis.columns import aggregator_name, aggregator_order
 from scaling.measure.budget import PARTS
@@ -278,34 +279,34 @@ def draw_point(
     low, high = interval
     face = "white" if math.isnan(low) else colour
     look: dict[str, Any] = {"marker": "o", "markersize": 4, "linestyle": "", "markerfacecolor": face}
-    (point,) = axes.plot([place[0]], [place[1]], color=colour, **look)
-    with_tip(point, "", series)
+    drawn = axes.plot([place[0]], [place[1]], color=colour, **look)
     if not math.isnan(low):
         ends = [max(low, limits[0]), min(high, limits[1])]
-        (bar,) = axes.plot([place[0]] * 2, ends, color=colour, linewidth=1.0)
-        with_tip(bar, "", series)
+        drawn += axes.plot([place[0]] * 2, ends, color=colour, linewidth=1.0)
         for end, whole, arrow in ((ends[0], low, "v"), (ends[1], high, "^")):
             mark = "_" if end == whole else arrow
-            (cap,) = axes.plot([place[0]], [end], color=colour, marker=mark, markersize=5, clip_on=False)
-            with_tip(cap, "", series)
+            drawn += axes.plot([place[0]], [end], color=colour, marker=mark, markersize=5, clip_on=False)
+    for line in drawn:
+        with_tip(line, "", series)
 
 
 def plain_ticks(
     axes: Axes, values: Sequence[float], written: Callable[[float], str] = lambda value: f"{value:g}"
 ) -> None:
-    plain = FuncFormatter(lambda value, _: written(value))
-    axes.xaxis.set_major_locator(FixedLocator(list(values)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(plain)
-    axes.yaxis.set_major_formatter(plain)
+    numbers_at(axes.xaxis, FixedLocator(list(values)), written)
+    numbers_at(axes.yaxis, axes.yaxis.get_major_locator(), written)
+
+
+def numbers_at(axis: Axis, ticks: Locator, written: Callable[[float], str] = "{:g}".format) -> None:
+    """Of an axis its ticks, with no minor ones between them, and how their numbers are written."""
+    axis.set_major_locator(ticks)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
 
 
 def plain_log(axes: Axes, written: Callable[[float], str]) -> None:
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
-    axes.yaxis.set_minor_locator(NullLocator())
+    numbers_at(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0)), written)
 
 
 def percent_tick(value: float) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from scaling.analysis.columns import has_no_model
 from scaling.report.figures.base import Drawn, FigureInput, figure
@@ -24,6 +24,7 @@ from scaling.report.figures.parts import (
     in_ms,
     legend_below,
     new_figure,
+    numbers_at,
 )
 from scaling.report.predictions import PredictedCell
 
@@ -121,9 +122,7 @@ def _draw_panel(axes: Axes, network: str, points: Sequence[PredictedPoint], look
     axes.set_aspect("equal")
     ticks = _ticks(low, high)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator(ticks))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        numbers_at(axis, FixedLocator(ticks))
     axes.set_title(network, loc="left")
     axes.set_xlabel("measured, ms a step")
     axes.set_ylabel("predicted (simulated), ms")

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from scaling.analysis.candidates import MEMORY, Candidate, workloads
 from scaling.analysis.columns import Row, by_key, unit_of_workers
@@ -27,6 +27,7 @@ from scaling.report.figures.parts import (
     OTHER,
     add_tip,
     broken,
+    numbers_at,
     one_plot,
     percent_tick,
     plain_log,
@@ -169,9 +170,7 @@ def _plot(title: str, points: Sequence[Point], label: str) -> tuple[Figure, Axes
     span = max(costs) / min(costs)  # room for labels on the right, more where points are apart
     axes.set_xlim(min(costs) / min(1.25, max(1.04, span**0.2)), max(costs) * min(2.2, max(1.15, span**0.8)))
     narrow = axes.get_xlim()[1] < NARROW * axes.get_xlim()[0]
-    axes.xaxis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    numbers_at(axes.xaxis, MaxNLocator(5) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.set_xlabel(label)
     return figure, axes
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator
 
 from scaling.analysis.columns import by_key
 from scaling.analysis.transfer_lines import TransferGroup, TransferLine, What, lines_of, transfer_groups
@@ -28,6 +28,7 @@ from scaling.report.figures.parts import (
     add_tip,
     draw_point,
     label_ends,
+    numbers_at,
     one_plot,
 )
 from scaling.report.figures.svg import with_tip
@@ -180,11 +181,7 @@ def _label_axes(axes: Axes, lines: Sequence[BandwidthLine]) -> None:
     axes.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
     axes.set_ylim(min(values) / 1.6, max(values) * 1.6)
     shown = [size for size in AXIS_SIZES if sizes[0] / 1.5 <= size <= sizes[-1] * 1.5]
-    axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(round(value))))
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    numbers_at(axes.xaxis, FixedLocator(shown), lambda value: size_text(round(value)))
+    numbers_at(axes.yaxis, LogLocator(subs=(1.0, 3.0)))
     axes.set_xlabel("size of one operation")
     axes.set_ylabel("busbw, GB/s")
