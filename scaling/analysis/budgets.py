@@ -9,13 +9,12 @@ disturbed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scaling.analysis.columns import BUDGET_COLUMNS, PART_COLUMNS, Row
+from scaling.analysis.columns import BUDGET_COLUMNS, PART_COLUMNS, Row, pick
 from scaling.analysis.samples import CellResult, Floats, IterationLaunch
 from scaling.measure.budget import EXCHANGE, PART_OF, StepBudget
 from scaling.measure.statistics import median_of
@@ -99,25 +98,23 @@ def _lateness_s(launches: Sequence[IterationLaunch]) -> Iterator[list[float]]:
 
 def step_table(cells: Sequence[CellResult]) -> pd.DataFrame:
     """budget.csv: one row per cell, repeat, rank and profiled iteration, with the summary's column names."""
-    rows = [row for cell in cells for row in _step_rows(cell)]
+    rows = [
+        {
+            "cell_id": cell.cell_id,
+            "repeat": launch.repeat,
+            "rank": rank,
+            "iteration": step.iteration,
+            "step_s": budget.step_s,
+            **pick(_by_column(budget), *existing),
+            "arrived_after_first_s": budget.arrived_after_first_s,
+        }
+        for cell in cells
+        for existing in [_existing(cell.all_launches)]
+        for launch in cell.all_launches
+        for step, ranks in zip(launch.profiled_steps, launch.budgets, strict=True)
+        for rank, budget in enumerate(ranks)
+    ]
     return pd.DataFrame(rows, columns=list(STEP_COLUMNS), dtype=object).astype(STEP_COLUMNS)
-
-
-def _step_rows(cell: CellResult) -> Iterator[dict[str, Any]]:
-    existing = _existing(cell.all_launches)
-    for launch in cell.all_launches:
-        for step, ranks in zip(launch.profiled_steps, launch.budgets, strict=True):
-            for rank, budget in enumerate(ranks):
-                values = _by_column(budget)
-                yield {
-                    "cell_id": cell.cell_id,
-                    "repeat": launch.repeat,
-                    "rank": rank,
-                    "iteration": step.iteration,
-                    "step_s": budget.step_s,
-                    **{name: values[name] for name in existing},
-                    "arrived_after_first_s": budget.arrived_after_first_s,
-                }
 
 
 def _by_column(budget: StepBudget) -> dict[str, float]:

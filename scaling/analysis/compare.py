@@ -207,21 +207,16 @@ def _names(rows: Sequence[Row]) -> Mapping[str, tuple[dict[str, Any], str]]:
 
 def _judged(pairs: Sequence[CellComparison], level: float) -> list[CellComparison]:
     known = [pair.tested.p_value for pair in pairs if pair.tested.p_value is not None]
-    corrected = iter(adjusted(known))
-    return [
-        pair if pair.tested.p_value is None else _judge(replace(pair, p_adjusted=next(corrected)), level)
-        for pair in pairs
-    ]
-
-
-def _judge(pair: CellComparison, level: float) -> CellComparison:
-    difference, tested, p_adjusted = pair.difference, pair.tested, pair.p_adjusted
-    verdict: Verdict = "not resolved"
-    if p_adjusted is not None and p_adjusted < level and goes_along(difference, tested):
-        verdict = "slower" if difference.ratio > 1 else "faster"
-    elif difference.is_same() and tested.is_same():
-        verdict = "same"
-    return replace(pair, verdict=verdict)
+    corrected, judged = iter(adjusted(known)), []
+    for pair in pairs:
+        verdict: Verdict = "not resolved"
+        p_adjusted = None if pair.tested.p_value is None else next(corrected)
+        if p_adjusted is not None and p_adjusted < level and goes_along(pair.difference, pair.tested):
+            verdict = "slower" if pair.difference.ratio > 1 else "faster"
+        elif pair.difference.is_same() and pair.tested.is_same():
+            verdict = "same"
+        judged.append(replace(pair, p_adjusted=p_adjusted, verdict=verdict))
+    return judged
 
 
 def _nothing_in_common(a: Sequence[Row], b: Sequence[Row], *, matched: bool) -> str:

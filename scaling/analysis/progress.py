@@ -92,7 +92,7 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         counts=counts,
         running=running,
         runs_per_hour=_runs_per_hour(ended),
-        left_s=_left_s(unfinished, ended, since_s, _start_up_s(folder.launch_times())),
+        left_s=_left_s(unfinished, ended, since_s, folder.launch_times()),
         idle_s=None if running or not unfinished or last_end is None else _since_s(last_end, now),
         last_error=failed[-1] if failed else None,
         killed=[run for state, run in begun if state == KILLED],
@@ -143,7 +143,7 @@ def _left_s(
     unfinished: Sequence[RunRecord],
     ended: Sequence[RunRecord],
     since_s: Mapping[tuple[str, int], float],
-    start_up_s: float,
+    launches: Iterable[Mapping[str, Any]],
 ) -> float | None:
     if not unfinished:
         return 0.0
@@ -158,12 +158,8 @@ def _left_s(
         {(record.repeat, record.cell["world_size"]) for record in unfinished if record.state == state}
         for state in ("planned", "running")
     )
-    return seconds + start_up_s * len(planned - running)
-
-
-def _start_up_s(launches: Iterable[Mapping[str, Any]]) -> float:
-    known = [float(launch["start_up_s"]) for launch in launches if launch.get("start_up_s")]
-    return median(known) if known else 0.0
+    start_ups_s = [float(launch["start_up_s"]) for launch in launches if launch.get("start_up_s")]
+    return seconds + (median(start_ups_s) if start_ups_s else 0.0) * len(planned - running)
 
 
 @dataclass(frozen=True)

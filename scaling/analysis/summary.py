@@ -91,7 +91,12 @@ def cell_row(study: str, cell: CellResult) -> Row:
     row.update(
         study=study,
         launcher=_joined(record.launch.get("launcher") for record in cell.records),
-        hosts=_joined(host for record in cell.done for host in _hosts(record)),  # of each of its launches
+        hosts=_joined(
+            host  # the first node of each of a run's launches: its name, and the boot id of its kernel
+            for record in cell.done
+            for last in [start_named(record.launch.get("host"), record.launch.get("boot"))]
+            for host in (*record.summary.get("hosts_before", []), last)
+        ),
         num_nodes=_only(record.launch.get("num_nodes") for record in cell.done),
         state=cell.state,
         repeats=len(cell.done),
@@ -143,12 +148,6 @@ def _utilization(cell: CellResult, row: Row) -> Row:
     return values
 
 
-def _hosts(record: RunRecord) -> list[str]:
-    """The first node of each of a run's launches: its name, and the boot id of its kernel."""
-    last = start_named(record.launch.get("host"), record.launch.get("boot"))
-    return [*record.summary.get("hosts_before", []), last]
-
-
 def _iteration_values(cell: CellResult) -> Row:
     rates = [launch.rate for launch in cell.launches]
     seconds = [rate.iteration_s for rate in rates]
@@ -181,10 +180,8 @@ def _divergence(cell: CellResult) -> list[str]:
 def _speedup(cell: CellResult, peers: Peers, rows: dict[str, Row], scatter: StudyScatter) -> Row:
     """With the interval of both cells' scatter; none for the reference itself, or of one launch."""
     samples_per_s, baseline = rows[cell.cell_id]["samples_per_s"], peers.baseline_of(cell)
-    if samples_per_s is None or baseline is None:
-        return {}
-    reference = rows[baseline.cell_id]["samples_per_s"]
-    if reference is None:
+    reference = None if baseline is None else rows[baseline.cell_id]["samples_per_s"]
+    if samples_per_s is None or baseline is None or reference is None:
         return {}
     ratio = samples_per_s / reference
     ends: tuple[float, float] | None = None
@@ -192,8 +189,8 @@ def _speedup(cell: CellResult, peers: Peers, rows: dict[str, Row], scatter: Stud
         batches = math.log(cell.cell["global_batch"] / baseline.cell["global_batch"])
         ends = scatter.difference(cell.cell_id, baseline.cell_id, batches).interval
     low, high = ends or (None, None)
-    speedup = {"speedup": ratio, "speedup_low": low, "speedup_high": high}
-    return {**speedup, "parallel_efficiency": ratio / cell.cell["world_size"]}
+    efficiency = ratio / cell.cell["world_size"]
+    return {"speedup": ratio, "speedup_low": low, "speedup_high": high, "parallel_efficiency": efficiency}
 
 
 def _exposed_by_difference(

@@ -41,7 +41,7 @@ def synthesize(
     """
     from scaling.collectives.schedule_file import SUFFIXES, to_yaml
     from scaling.collectives.synthesis import synthesize as made
-    from scaling.report.tree_pictures import draw
+    from scaling.report.machine_pictures import draw_trees
     from topologies.schema import load
 
     if collective != "all_reduce":
@@ -54,7 +54,7 @@ def synthesize(
     if out is not None:
         write_file(out, to_yaml(synthesis.schedule, lines).encode())
     if picture is not None:
-        write_file(picture, draw(synthesis.schedule, lines[0]).encode())
+        write_file(picture, draw_trees(synthesis.schedule, lines[0]).encode())
     typer.echo(json.dumps(_as_dict(synthesis), indent=1) if as_json else "\n".join(lines))
 
 

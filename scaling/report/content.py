@@ -42,13 +42,6 @@ SETTINGS = {
 """Column -> what its values mean; said where a study has several of them."""
 
 
-def aggregators_of(rows: Iterable[Row]) -> dict[str, str]:
-    """Name -> description of each aggregator of the summary, "" where it has none."""
-    compared = (row for row in rows if not has_no_model(row) and row["arm"] is None)
-    names = dict.fromkeys(aggregator_name(row["aggregator"]) for row in compared)
-    return {name: REGISTRY.description(name) for name in names}
-
-
 def name_in(label: str) -> str:
     """The aggregator's name in a table's row: `ring(directions=2)`, `cntk, older code`."""
     return re.split(r"\W", label, maxsplit=1)[0]
@@ -99,7 +92,8 @@ class Content:
     num_cells: int  # of the study
     environment: list[tuple[str, str]] | None  # (dotted path, text); None where it was not recorded
     machine: str = ""  # its GPUs, or its processor; "" where that was not recorded
-    aggregators: Mapping[str, str] = field(default_factory=dict)  # name -> description of those in the study
+    # name -> description of those in the study, "" where one has none
+    aggregators: Mapping[str, str] = field(default_factory=dict)
     settings: Sequence[str] = ()  # what the settings mean in which its cells differ
     # the table that `scaling import-table` made the folder of; "" where the folder is measured
     imported: str = ""
@@ -145,6 +139,8 @@ def content_of(
     """Everything that a report says of a study, of what `summary_table` made and of what was drawn."""
     rows, extras = to_rows(table), extras or Extras()
     notes, script_answer = notes_of(study)
+    compared = (row for row in rows if not has_no_model(row) and row["arm"] is None)
+    names = dict.fromkeys(aggregator_name(row["aggregator"]) for row in compared)
     groups = group_rows(rows)
     findings = summary_findings(table, extras.scatter, num_cores(environment), extras.lossy)
     tables = [table for group in groups for table in page_tables(group, groups)]
@@ -176,7 +172,7 @@ def content_of(
         num_cells=len(rows),
         environment=None if environment is None else flatten(environment),
         machine=machine_of(environment, rows),
-        aggregators=aggregators_of(rows),
+        aggregators={name: REGISTRY.description(name) for name in names},
         settings=settings_of(rows),
         imported=str((environment or {}).get("imported", "")),
         question=question_of(study, rows),

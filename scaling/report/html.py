@@ -10,12 +10,12 @@ which lines of these files are taken and what is done with them. A test follows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scaling.report.content import Content, name_in
 from scaling.report.figures.parts import DRAWN_OTHERS, SHOW_OTHERS
 from scaling.report.figures.svg import for_page, page_styles
-from scaling.report.tables import SavedFigure, Section
+from scaling.report.tables import Section
 from scaling.report.text import TEMPLATES, environment, title_parts
 from scaling.report.verdict_text import names_of
 
@@ -128,11 +128,12 @@ def render_page(content: Content) -> str:
     templates.filters |= {"name": name_in, "first_sentence": first_sentence}
     figures = [figure for section in content.sections for figure in section.figures]
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}
+    labels = {figure.name: f"{figure.name.partition('-')[0]}: {figure.title}" for figure in figures}
     return templates.get_template(TEMPLATE).render(
         content=content,
-        rest=[rest for section in content.sections if (rest := _of_no_group(section)) is not None],
+        rest=[rest for rest in map(_of_no_group, content.sections) if rest.figures or rest.tables],
         subtitle=_subtitle(content),
-        svgs={figure.name: for_page(texts[figure.name], figure.name, _label(figure)) for figure in figures},
+        svgs={name: for_page(text, name, labels[name]) for name, text in texts.items()},
         figure_styles=page_styles(texts.values()),
         paths=PATHS,
     )
@@ -162,16 +163,10 @@ def _subtitle(content: Content) -> str:
     return " · ".join(filter(None, [first, ", ".join(shared), content.machine]))
 
 
-def _of_no_group(section: Section) -> Section | None:
+def _of_no_group(section: Section) -> Section:
     figures = [figure for figure in section.figures if not figure.group]
     tables = [table for table in section.tables if not table.group]
-    if not (figures or tables):
-        return None
-    return Section(section.name, section.title, figures, tables)
-
-
-def _label(figure: SavedFigure) -> str:
-    return f"{figure.name.partition('-')[0]}: {figure.title}"
+    return replace(section, figures=figures, tables=tables, remarks=[])
 
 
 OPEN_SECTIONS = ("speedup", "training", "devices")  # their tables stand open; others unfold

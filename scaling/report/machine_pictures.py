@@ -1,5 +1,7 @@
 """A topology as an SVG picture: devices as boxes, links as lines with kind and GB/s, a legend.
 
+And the spanning trees of a schedule.
+
 One node is drawn in full. Of a cluster, the network and the other nodes stand on its right. The same topology
 always gives the same text.
 """
@@ -12,14 +14,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch, Patch
 
+from scaling.collectives.schedule import Schedule
 from scaling.files.texts import compact, gigabytes, gigabytes_per_s, microseconds
 from scaling.report.figures.draw import svg_of
-from scaling.report.figures.parts import SETTINGS
+from scaling.report.figures.parts import SETTINGS, plate
 from topologies.describe import link_rate
 from topologies.layout import NIC_WIDTH, PAD, ROW_GAP, TRACK, Box, Layout, lay_out
 from topologies.model import Device, DeviceKind, Link, Topology
@@ -48,11 +52,6 @@ Point = tuple[float, float]
 def draw(topology: Topology) -> str:
     with matplotlib.rc_context(STYLE):
         return svg_of(_figure(topology), topology.name, topology.description)
-
-
-def plate(pad: float) -> dict[str, Any]:
-    """What hides lines behind a text."""
-    return {"facecolor": "white", "edgecolor": "none", "pad": pad}
 
 
 def _figure(topology: Topology) -> Figure:
@@ -249,3 +248,49 @@ def _network(axes: Axes, topology: Topology, layout: Layout) -> None:
 def _thickness(bytes_per_s: float) -> float:
     """From 1.5 to 6 with the logarithm of the bandwidth: in proportion, slow links would vanish."""
     return min(6.0, max(1.5, 0.5 + 0.8 * math.log2(1 + bytes_per_s / 5e9)))
+
+
+MAX_CHUNKS = 16
+PANELS_PER_ROW = 4
+SIZE, TOP = 170.0, 34.0
+COLORS = ("#1b6ca8", "#d1495b", "#2e8b57", "#b8860b", "#6a4c93", "#777777")
+
+
+def draw_trees(schedule: Schedule, title: str) -> str:
+    """Of a schedule's chunks, of many the first ones, how each goes from rank to rank at the end.
+
+    That is the all-gather, its transfers numbered by their steps; the reduce-scatter before it goes up trees
+    of the same kind."""
+    chunks = min(schedule.num_chunks, MAX_CHUNKS)
+    columns = min(chunks, PANELS_PER_ROW)
+    rows = math.ceil(chunks / columns)
+    width, height = max(SIZE * columns, 7.0 * len(title)), TOP + SIZE * rows
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH))
+        figure.text(8 / width, 1 - 20 / height, title, size=12, weight="bold")
+        for chunk in range(chunks):
+            corner = SIZE * (chunk % columns), height - TOP - SIZE * (chunk // columns + 1)
+            place = (corner[0] / width, corner[1] / height, SIZE / width, SIZE / height)
+            _panel(figure.add_axes(place, xlim=(-1.5, 1.5), ylim=(-1.5, 1.5)), schedule, chunk)
+        return svg_of(figure, title, title)
+
+
+def _panel(axes: Axes, schedule: Schedule, chunk: int) -> None:
+    axes.axis("off")
+    axes.text(0, -1.45, f"chunk {chunk}", size=10, ha="center")
+    angles = 2 * math.pi * np.arange(schedule.world_size) / schedule.world_size
+    places = np.stack([np.sin(angles), np.cos(angles)], axis=1)
+    for rank, (x, y) in enumerate(places):
+        axes.text(x, y, str(rank), size=11, ha="center", va="center")
+    moves = [
+        (number, transfer)
+        for number, step in enumerate(schedule.steps, 1)
+        for transfer in step
+        if transfer.operation == "copy" and transfer.start <= chunk < transfer.stop
+    ]
+    for number, transfer in moves:
+        start, way = places[transfer.source], places[transfer.target] - places[transfer.source]
+        color = COLORS[(number - moves[0][0]) % len(COLORS)]
+        axes.plot(*np.stack([start + 0.12 * way, start + 0.88 * way], axis=1), color=color, lw=1.8)
+        x, y = start + 0.72 * way
+        axes.text(x, y, str(number), size=9, color=color, ha="center", va="center", bbox=plate(0.5))

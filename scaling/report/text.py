@@ -125,8 +125,8 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 @cache
 def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
-    templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
-    templates.filters |= {"untried": untried, "repeats": _repeats}
+    own = {"text": text_of, "line": line_of, "next": next_experiment, "untried": untried, "repeats": _repeats}
+    templates.filters |= own
     templates.filters["cost"] = lambda ratio: formats.percent(ratio, 1 if abs(ratio) < 0.1 else 0)
     templates.filters["gb"] = lambda num_bytes: formats.number(num_bytes / 1e9)
     templates.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import rich.table
 from rich.text import Text
 
-from scaling.analysis.transfer_lines import TransferGroup, TransferLine, largest_of, lines_of, transfer_groups
-from scaling.analysis.transfers import TransferResult
+from scaling.analysis.transfers import (
+    TransferGroup,
+    TransferLine,
+    TransferResult,
+    largest_of,
+    lines_of,
+    transfer_groups,
+)
 from scaling.axes import workers
 from scaling.measure.probe.series import size_text
 from scaling.report.formats import milliseconds, number

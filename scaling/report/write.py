@@ -24,11 +24,11 @@ from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.seed_noise import lossy_ids, seed_noise, seed_noise_finding
 from scaling.analysis.summary import build_table, num_cores, study_name, table_csv
 from scaling.analysis.summary_findings import unfinished_trainings
-from scaling.analysis.transfer_lines import transfer_findings
 from scaling.analysis.transfers import (
     TransferResult,
     machine_text,
     read_transfers,
+    transfer_findings,
     transfer_rows,
     transfers_csv,
 )

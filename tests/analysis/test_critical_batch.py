@@ -18,7 +18,7 @@ from scaling.analysis.summary import build_table
 from scaling.errors import ScalingError
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.parts import SETTINGS
-from scaling.report.figures.target_by_workers import target_by_workers
+from scaling.report.figures.training import target_by_workers
 from scaling.report.formats import number
 from scaling.report.text import text_of
 

@@ -156,8 +156,8 @@ def test_parts_sum_to_the_total_with_what_a_command_did_outside_and_a_line_tells
     ({"setup_s": None}, 105.0, 0.0, 90.0),
 ])  # fmt: skip
 def test_a_training_measures_and_cells_without_times_count_as_other(times, total_s, measuring_s, other_s):
-    found = wall_time([launch(cells=[{"cell_id": "a", **times}], total_s=total_s)])
-    assert (found.measuring_s, found.other_s) == (measuring_s, other_s)
+    found = wall_time([launch(cells=[{"cell_id": "a", **times}], total_s=total_s)]).parts_s()
+    assert (found["measuring"], found["other"]) == (measuring_s, other_s)
 
 
 @pytest.mark.parametrize("launches", [[], [{"world_size": 2}], [launch(total_s=None)]])

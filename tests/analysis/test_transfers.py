@@ -13,8 +13,14 @@ from rich.console import Console
 from scaling.analysis import summary_table
 from scaling.analysis.columns import to_rows
 from scaling.analysis.study_scatter import MODERATED
-from scaling.analysis.transfer_lines import largest_of, lines_of, transfer_findings, transfer_groups
-from scaling.analysis.transfers import read_transfers, transfer_rows
+from scaling.analysis.transfers import (
+    largest_of,
+    lines_of,
+    read_transfers,
+    transfer_findings,
+    transfer_groups,
+    transfer_rows,
+)
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import MIB, ProbeSample, cases
 from scaling.measure.probe.machine_file import with_detected

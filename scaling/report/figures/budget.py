@@ -30,6 +30,7 @@ from scaling.report.figures.parts import (
     name_bars,
     one_plot,
     part_look,
+    plate,
 )
 from scaling.report.figures.scaling_lines import best_of, speedup_lines
 from scaling.report.figures.svg import with_tip
@@ -126,9 +127,8 @@ def _break(axes: Axes, place: float, bar: BudgetBar) -> None:
     at = 0.84 * end_ms
     gap: dict[str, Any] = {"color": "white", "linewidth": 3.0, "solid_capstyle": "butt"}
     axes.plot([at, at + 0.012 * end_ms], [place + 0.5, place - 0.5], **gap)
-    look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 7.5}
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-    axes.text(0.995 * end_ms, place, f"{bar.iteration_ms:.3g}", **look, bbox=box)
+    look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 7.5, "bbox": plate(1.0)}
+    axes.text(0.995 * end_ms, place, f"{bar.iteration_ms:.3g}", **look)
 
 
 def _draw_bar(axes: Axes, place: float, bar: BudgetBar) -> None:

@@ -40,7 +40,7 @@ BUILT_IN = {
     "loss": f"{_HERE}.training:training",
     "trade": f"{_HERE}.trade:trade",
     "target": f"{_HERE}.training:target",
-    "workers": f"{_HERE}.target_by_workers:target_by_workers",
+    "workers": f"{_HERE}.training:target_by_workers",
     "predicted": f"{_HERE}.predictions:predicted",
     "bandwidth": f"{_HERE}.transfers:bandwidths",
     "device": "scaling.report.device:experiments",

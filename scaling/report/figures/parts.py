@@ -205,6 +205,11 @@ def name_bars(axes: Axes, places: Iterable[float], names: Iterable[str], values:
     axes.set_xlabel(values)
 
 
+def plate(pad: float) -> dict[str, Any]:
+    """What hides lines behind a text."""
+    return {"facecolor": "white", "edgecolor": "none", "pad": pad}
+
+
 def aggregator_handle(label: str, looks: Looks) -> Line2D:
     return Line2D([], [], color=looks[label].colour, marker=looks[label].marker, label=broken(label))
 

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator
 
 from scaling.analysis.columns import by_key
-from scaling.analysis.transfer_lines import TransferGroup, TransferLine, What, lines_of, transfer_groups
-from scaling.analysis.transfers import MESSAGES
+from scaling.analysis.transfers import MESSAGES, TransferGroup, TransferLine, What, lines_of, transfer_groups
 from scaling.measure.probe.series import size_text
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
