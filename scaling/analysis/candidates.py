@@ -45,8 +45,6 @@ ENERGY_STEP_S = 0.1  # the counter of energy moves in such steps (`scaling.measu
 
 @dataclass(frozen=True)
 class Candidate:
-    """A cell that may be recommended."""
-
     row: Row  # its row of the summary
     # aggregator and world size, then the further choices by which the workload's cells differ
     parts: tuple[str, ...]
@@ -68,7 +66,6 @@ class Candidate:
 
     @property
     def num_launches(self) -> int:
-        """The number of launches, or of trainings."""
         return len(self.times.by_launch)
 
     @property
@@ -100,8 +97,6 @@ class Excluded:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """A fixed workload, and the cells to choose from."""
-
     # model, dataset, device, and `further`, by axis, what is not the default or differs from other workloads;
     # of timed cells also scaling and batch; of trainings target_accuracy
     given: dict[str, Any]

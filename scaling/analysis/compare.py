@@ -1,6 +1,6 @@
 """Compares two studies cell by cell: what became faster or slower, and how sure that is.
 
-1. Cells are paired (`scaling.analysis.matching`); of each pair the ratio b / a of the times is taken:
+1. Cells are paired (`scaling.analysis.comparison`); of each pair the ratio b / a of the times is taken:
    iterations of timed cells, seconds of training of others.
 2. Two folders are two campaigns: the shift of all cells of a world size is a line of its own, and cells are
    called relative to it (`scaling.analysis.decisions.campaigns`). All pairs are tested together: Holm's
@@ -24,13 +24,22 @@ import numpy as np
 import pandas as pd
 
 from scaling.analysis.columns import Row, by_key, to_rows
-from scaling.analysis.comparison import CellComparison, Comparison, Shift, Verdict
+from scaling.analysis.comparison import (
+    COMPARED_KINDS,
+    CellComparison,
+    Comparison,
+    Match,
+    Shift,
+    Verdict,
+    has_time,
+    match_cells,
+    nearest_differences,
+)
 from scaling.analysis.decisions import Campaigns, Design, adjusted, campaigns, goes_along
 from scaling.analysis.environments import environment_differences
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
 from scaling.analysis.launch_effects import serial_correlation
-from scaling.analysis.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
 from scaling.analysis.noise import aa_warnings, launch_remarks, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.study_scatter import (

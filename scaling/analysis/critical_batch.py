@@ -225,8 +225,6 @@ def rate_rule(trained: Sequence[BatchSteps]) -> str | None:
 
 @dataclass(frozen=True)
 class Setting:
-    """A timed step, and how long it takes to the target."""
-
     row: Row  # of the fastest cell with these workers, batch and exchange
     steps: Estimate
     seconds: Estimate
@@ -286,7 +284,6 @@ class LearningPlan:
         return _widened(logs, *(math.hypot(*half_widths_of_time(each.row)) for each in (one, base)))
 
     def findings(self) -> Iterator[Finding]:
-        """The steps by batch, and where they are known the seconds by workers."""
         rows = [row for one in self.trained for row in one.rows]
         ids, known = tuple(row["cell_id"] for row in rows), [row for row in rows if row["noise_scale_low"]]
         lows = [row["noise_scale_low"] for row in known]

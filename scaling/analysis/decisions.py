@@ -178,8 +178,6 @@ def state_of(differences: Sequence[Difference]) -> State:
 
 @dataclass(frozen=True)
 class Campaigns:
-    """The same cells measured in two folders."""
-
     ratios: list[Difference]  # each cell's, with its absolute standard error
     # the same relative to what the other cells have in common; None with fewer than FEWEST_FOR_MEDIAN cells,
     # where nothing protects from a campaign's shift
@@ -201,8 +199,6 @@ def goes_along(absolute: Difference, relative: Difference) -> bool:
 
 @dataclass(frozen=True)
 class Design:
-    """How two sides were measured."""
-
     are_campaigns: bool = False  # each value of a cell is that of a whole campaign; else of a launch
     # launches of both took turns in one campaign: column by column they belong together
     is_paired: bool = False

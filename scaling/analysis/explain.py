@@ -67,7 +67,6 @@ def straggler(view: View) -> Values | None:
 
 
 def no_speedup(view: View) -> Values | None:
-    """Several workers process fewer samples per second than one."""
     size, speedup = view.row["world_size"], view.row["speedup"]
     if size < 2 or speedup is None or speedup >= NO_SPEEDUP:
         return None
@@ -75,7 +74,6 @@ def no_speedup(view: View) -> Values | None:
 
 
 def scatter(view: View) -> Values | None:
-    """A wide interval."""
     row = view.row
     if row["iteration_s"] is None or row["iteration_s_low"] is None:
         return None
@@ -88,7 +86,6 @@ def scatter(view: View) -> Values | None:
 
 
 def noise(view: View) -> Values | None:
-    """A/A pairs that differ much."""
     floor = view.row["noise_floor"]
     if floor is None or floor <= LARGE_FLOOR:
         return None

@@ -161,7 +161,6 @@ def codec(view: View) -> Values | None:
 
 
 def waiting(view: View) -> Values | None:
-    """Waiting at barriers on the host."""
     share = view.share("wait_s")
     if share < WAIT_SHARE or view.largest_avoidable > WAIT_SHARE:
         return None

@@ -148,7 +148,6 @@ def small_batch(view: View) -> Values | None:
 
 
 def feeding(view: View) -> Values | None:
-    """The step waits for its batches."""
     share = view.share("input_s", "h2d_s")
     if share < INPUT_SHARE or _is_of_slow_rank(view, share, "input", "h2d"):
         return None
@@ -165,7 +164,6 @@ def update(view: View) -> Values | None:
 
 
 def open_time(view: View) -> Values | None:
-    """Time in no phase."""
     share = view.share("unattributed_s")
     if share < OPEN_SHARE or _is_of_slow_rank(view, share, "unattributed"):
         return None
@@ -282,7 +280,6 @@ def slow_rank(view: View) -> Values | None:
 
 
 def periodic(view: View) -> Values | None:
-    """Every k-th step is slow."""
     launches = view.cell.launches if view.cell else []
     slowness = periodic_slowness(launches, view.own_phases) if launches else None
     if slowness is None:

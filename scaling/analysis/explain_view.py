@@ -87,8 +87,6 @@ class Known:
 
 @dataclass(frozen=True)
 class View:
-    """A cell, with the other cells of its study."""
-
     row: Row  # its row of the summary
     study: Known  # what is known of all cells
     # rules that found something in this cell before, with the values

@@ -33,8 +33,6 @@ OLDER = "older code"  # in the name of a cell that was measured before a change 
 
 @dataclass(frozen=True)
 class CellGroup:
-    """Comparable cells."""
-
     kind: str  # iteration or convergence
     # what they have in common: model, dataset, scaling, batch (that does not change with the world size),
     # device, and `further`, the other axes in which groups of this model differ, by name

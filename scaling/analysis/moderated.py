@@ -191,8 +191,6 @@ def moderated(variances: Variances, smallest: FloatArray | float = 0.0) -> Varia
 
 @dataclass(frozen=True)
 class Scatter:
-    """How the cells of a family scatter over launches."""
-
     within: Variances  # of differences between cells of a launch: without what these share
     total: Variances  # of a cell's time, and of its difference from another launch's
 

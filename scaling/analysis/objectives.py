@@ -127,8 +127,6 @@ def scatters_and_intervals(
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimized, and under which condition."""
-
     name: str  # TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY or MEMORY
     text: str  # as it was asked for
     smallest_efficiency: float | None = None  # a candidate's parallel efficiency is at least this; None: any

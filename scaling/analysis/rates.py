@@ -34,8 +34,6 @@ _CLEAR_GAP = 0.02  # of a step: a gap between two steps that is so much longer t
 
 @dataclass(frozen=True)
 class Rate:
-    """The time of a step of one launch."""
-
     # on the slowest rank, from each step's start to that of the next one, of a block's last step to its end:
     # [step], in seconds
     cycles_s: Floats

@@ -130,8 +130,6 @@ class TrainingSamples:
 
 @dataclass(frozen=True)
 class CellResult:
-    """Everything that a folder holds about one cell."""
-
     cell_id: str  # the cell's hash
     cell: dict[str, Any]  # its independent variables (`Cell.to_dict()`)
     records: list[RunRecord]  # one a repeat, in their order

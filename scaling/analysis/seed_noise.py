@@ -46,8 +46,6 @@ def is_lossy(cell: CellResult) -> bool:
 
 @dataclass(frozen=True)
 class Compared:
-    """A combination, compared with the exact ones."""
-
     row: Row  # over its seeds
     cells: list[str]  # its cells' ids
     is_lossy: bool  # whether its aggregator says so; one worker exchanges nothing, and loses nothing

@@ -38,8 +38,6 @@ COMMAND = "scaling run"
 
 @dataclass(frozen=True)
 class TransferResult:
-    """Everything that a folder holds about one transfer cell."""
-
     cell_id: str  # the cell's hash
     cell: Mapping[str, Any]  # its variables (`TransferCell.to_dict()`)
     where: str  # the samples of its first done run
@@ -268,8 +266,6 @@ class TransferGroup:
 
 
 class What(NamedTuple):
-    """What was done, for any size and ranks."""
-
     operation: str
     memory: str
     num_threads: int | None

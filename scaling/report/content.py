@@ -74,8 +74,6 @@ ASKED = {
 
 @dataclass(frozen=True)
 class Content:
-    """All that a report says."""
-
     name: str  # the study's
     folder: str  # the results folder's path, as commands name it
     findings: list[Sentence]  # what was found, the most important first

@@ -22,8 +22,6 @@ from scaling.report.verdict_text import names_of
 
 @dataclass(frozen=True)
 class EvidencePath:
-    """How one kind of claim follows from samples."""
-
     claim: str
     columns: str
     samples: str
@@ -140,7 +138,6 @@ def render_page(content: Content) -> str:
 
 
 def first_sentence(text: str) -> tuple[str, str]:
-    """A text's first sentence, and the others."""
     first, stop, others = text.partition(". ")
     return first + stop.rstrip(), others
 

@@ -25,8 +25,6 @@ from scaling.store import ResultsFolder, Snapshot
 
 @dataclass(frozen=True)
 class Results:
-    """What a results folder has."""
-
     study: dict[str, Any]  # the resolved study
     environment: dict[str, Any] | None  # where it was measured; None where that was not recorded
     cells: pd.DataFrame  # one row a cell, the columns of summary.csv

@@ -18,8 +18,6 @@ Item = TypeVar("Item")  # what a row is made of
 
 @dataclass(frozen=True)
 class Column(Generic[Item]):
-    """A column, before there are rows."""
-
     header: str | None  # on the page and in Markdown, with the unit; None: the column is in terminals alone
     text: Callable[[Item], str]  # what a row has there
     # the header in a terminal, where room is short; None: the column is not there
@@ -30,8 +28,6 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True)
 class Table:
-    """A table as page and Markdown show it."""
-
     title: str  # title, statistic: what is in it, and what its values are
     statistic: str
     headings: Sequence[str]  # headings, rows: text

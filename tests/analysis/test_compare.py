@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from scaling.analysis.compare import Side, compare, compare_sides
-from scaling.analysis.comparison import changed_time, changed_times, parse_gate
-from scaling.analysis.matching import match_cells
+from scaling.analysis.comparison import changed_time, changed_times, match_cells, parse_gate
 from scaling.errors import ScalingError
 from scaling.report.compare_text import render_comparison
 from scaling.report.text import text_of

@@ -58,16 +58,15 @@ def trained(study, epoch_line):
     return add
 
 
+def read(study):
+    """The rows of the folder as it is, and its cells by id."""
+    cells = read_cells(study.folder)
+    return to_rows(build_table("by-hand", cells)), {cell.cell_id: cell for cell in cells}
+
+
 @pytest.fixture
 def plans(study):
-    """plans(): those of the folder as it is."""
-
-    def read(**more):
-        cells = read_cells(study.folder)
-        by_id = {cell.cell_id: cell for cell in cells}
-        return learning_plans(to_rows(build_table("by-hand", cells)), by_id, **more)
-
-    return read
+    return lambda **more: learning_plans(*read(study), **more)
 
 
 def time_steps(study, sizes=(1, 2, 4), batches=BATCHES, overhead_s=0.0005, **cell):
@@ -315,10 +314,8 @@ def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):
     trained(BATCHES)
 
     def drawn_of():
-        cells = read_cells(study.folder)
-        data = FigureInput(to_rows(build_table("by-hand", cells)), {cell.cell_id: cell for cell in cells})
         with matplotlib.rc_context(SETTINGS):
-            return list(target_by_workers.draw(data))
+            return list(target_by_workers.draw(FigureInput(*read(study))))
 
     time_steps(study, sizes=(1,))
     assert drawn_of() == [], "of one number of workers there is nothing to draw"
@@ -358,17 +355,13 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
 def committed():
     """Batch -> its trainings at the best rate, of those that were measured for the page of results."""
     table = pd.read_csv(MEASURED / "epochs.csv")
-    steps = {}
-    for key, epochs in table.groupby(["batch", "learning_rate", "seed"]):
+    found = {}
+    for (batch, rate, _), epochs in table.groupby(["batch", "learning_rate", "seed"]):
         each = np.diff(epochs["steps"], prepend=0).astype(float)
         training = samples_of(epochs["test_accuracy"].to_numpy(), each)
-        steps[key] = steps_to_target(training, {"target_accuracy": 0.97})
-    found = {}
-    for batch in sorted({batch for batch, _, _ in steps}):
-        by_rate = {}
-        for (of_batch, rate, _), reached in sorted(steps.items()):
-            if of_batch == batch:
-                by_rate.setdefault(rate, []).append(reached)
+        reached = steps_to_target(training, {"target_accuracy": 0.97})
+        found.setdefault(batch, {}).setdefault(rate, []).append(reached)
+    for batch, by_rate in found.items():
         best = min(by_rate, key=lambda rate: np.mean([one[0] for one in by_rate[rate]]))
         each, variances = zip(*by_rate[best], strict=True)
         found[batch] = made(batch, each, np.mean(variances), tuple(sorted(by_rate)), best)
@@ -396,33 +389,3 @@ def test_committed_prediction_and_table_of_steps_are_those_of_the_samples():
             error = abs(guess.value / math.exp(one.logs.mean()) - 1)
             assert row[4].strip() == f"{error:.0%}"
             assert all(guess.low < steps < guess.high for steps in one.steps)
-
-
-@pytest.mark.quality
-@pytest.mark.parametrize(("batches", "seeds", "misfit"), [
-    (BATCHES, 3, 0.0), (BATCHES, 3, 0.1), ((64, 512, 4096), 3, 0.1), ((*BATCHES, 8192), 3, 0.1),
-    (BATCHES, 1, 0.1),
-])  # fmt: skip
-def test_intervals_hold_the_truth(batches, seeds, misfit):
-    """300 studies: seeds scatter by 5%, batches about the curve by `misfit`, epochs are evaluated once."""
-    random, held = np.random.default_rng(7), np.zeros(4)
-    for _ in range(300):
-        fit = fit_steps([drawn(random, batch, seeds, misfit) for batch in batches])
-        inside = [(fit.critical, CRITICAL), (fit.least, LEAST)]
-        for batch in (256, 16384):
-            one = true_steps(batch) * math.exp(random.normal(0, math.hypot(0.05, misfit)))
-            inside.append((fit.steps(batch), one))
-        held += [found.low <= truth <= found.high for found, truth in inside]
-    assert (held / 300 >= 0.92).all(), held / 300
-
-
-def drawn(random, batch, seeds, misfit):
-    """A batch's trainings; the accuracy's curve is concave, which the line between epochs is not."""
-    middle, width = math.log(true_steps(batch)) + random.normal(0, misfit), SAMPLES / batch
-    reached = []
-    for steps in np.exp(middle + random.normal(0, 0.05, seeds)):
-        ends = np.arange(1, 2 + int(2 * steps / width)) * width
-        training = samples_of(1 - 0.1 ** ((ends / steps) ** 0.7), np.full(len(ends), width))
-        reached.append(steps_to_target(training, {"target_accuracy": 0.9}))
-    steps, variances = zip(*reached, strict=True)
-    return made(batch, steps, float(np.mean(variances)))

@@ -8,8 +8,8 @@ import pytest
 from scaling import axes
 from scaling.analysis import groups
 from scaling.analysis.columns import has_no_model, to_rows
+from scaling.analysis.comparison import match_cells
 from scaling.analysis.groups import group_rows
-from scaling.analysis.matching import match_cells
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
 from scaling.prediction.compute import ComputeModel

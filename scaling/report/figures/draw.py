@@ -61,8 +61,6 @@ PAPER_SCALE = 0.8  # of the text in such a figure: 7 points for 9
 
 @dataclass(frozen=True)
 class Formats:
-    """In which forms figures are saved besides the page's SVG."""
-
     png: bool = False
     paper: bool = False  # for a column of a paper, in figures/paper
     titles: bool = False  # there with titles, not only captions
