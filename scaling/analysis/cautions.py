@@ -124,7 +124,9 @@ def _of_gpus(cell: CellResult, _: Row) -> _Cautions:
     crowded: set[int] = set()
     for record in cell.done:
         for rank, gpu in enumerate(_gpus(record)):
-            for reason in _throttle_reasons(gpu):
+            longest_s = LONGEST_THROTTLED * (gpu.get("window_s") or 0.0)
+            held_down = [name for name, s in (gpu.get("throttled_s") or {}).items() if s > longest_s]
+            for reason in (*(gpu.get("throttle_reasons") or ()), *held_down):
                 throttled.setdefault(reason, set()).add(rank)
             if gpu.get("other_processes"):
                 crowded.add(rank)
@@ -136,12 +138,6 @@ def _of_gpus(cell: CellResult, _: Row) -> _Cautions:
 
 def _gpus(record: RunRecord) -> list[Mapping[str, Any]]:
     return [gpu or {} for gpu in record.summary.get("gpu") or record.summary.get("power") or []]
-
-
-def _throttle_reasons(gpu: Mapping[str, Any]) -> list[str]:
-    longest_s = LONGEST_THROTTLED * (gpu.get("window_s") or 0.0)
-    held_down = [name for name, held_s in (gpu.get("throttled_s") or {}).items() if held_s > longest_s]
-    return list(dict.fromkeys([*(gpu.get("throttle_reasons") or []), *held_down]))
 
 
 def _of_precision(cell: CellResult, _: Row) -> _Cautions:

@@ -43,10 +43,6 @@ def _value(row: Row, name: str) -> Any:
     return DEFAULTS[name] if row[name] is None else row[name]
 
 
-def _is_plain(row: Row) -> bool:
-    return not is_control_arm(row) and row["encode_s"] is None
-
-
 @dataclass(frozen=True)
 class Known:
     rows: Sequence[Row]  # of its summary
@@ -173,11 +169,12 @@ class View:
 
     def fastest_with(self, free: Collection[str], **wanted: object) -> Row | None:
         """The fastest of `others` with the wanted values, no control arm, with no codec but this cell's."""
+        own = self.row["aggregator"]
         fitting = (
             row
             for row in self.study.like({**self.row, **wanted}, {*free} - wanted.keys())
             if row["cell_id"] != self.row["cell_id"]
-            and (row["aggregator"] == self.row["aggregator"] or _is_plain(row))
+            and (row["aggregator"] == own or (row["encode_s"] is None and not is_control_arm(row)))
         )
         return next(fitting, None)
 

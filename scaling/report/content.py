@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,6 @@ SETTINGS = {
 def name_in(label: str) -> str:
     """The aggregator's name in a table's row: `ring(directions=2)`, `cntk, older code`."""
     return re.split(r"\W", label, maxsplit=1)[0]
-
-
-def settings_of(rows: Iterable[Row]) -> list[str]:
-    of_studies = [row for row in rows if row["kind"] != "device"]
-    differing = [name for name in SETTINGS if len({row[name] for row in of_studies} - {None}) > 1]
-    return [SETTINGS[name] for name in differing]
 
 
 CAUTIONS = ("nothing_done", "more_threads_than_cores", "several_hosts", "launch_set_aside", "unfinished")
@@ -139,6 +133,7 @@ def content_of(
     notes, script_answer = notes_of(study)
     compared = (row for row in rows if not has_no_model(row) and row["arm"] is None)
     names = dict.fromkeys(aggregator_name(row["aggregator"]) for row in compared)
+    values = {name: {row[name] for row in rows if row["kind"] != "device"} for name in SETTINGS}
     groups = group_rows(rows)
     findings = summary_findings(table, extras.scatter, num_cores(environment), extras.lossy)
     tables = [table for group in groups for table in page_tables(group, groups)]
@@ -171,7 +166,7 @@ def content_of(
         environment=None if environment is None else flatten(environment),
         machine=machine_of(environment, rows),
         aggregators={name: REGISTRY.description(name) for name in names},
-        settings=settings_of(rows),
+        settings=[what for name, what in SETTINGS.items() if len(values[name] - {None}) > 1],
         imported=str((environment or {}).get("imported", "")),
         question=question_of(study, rows),
         can_run=ATTACHED not in [part.get("kind") for part in study.get("parts", ())],

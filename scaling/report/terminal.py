@@ -240,6 +240,6 @@ def table_lines(table: Table) -> list[list[str]]:
     for row in texts:
         cells = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)]
         parts = zip_longest(*cells, fillvalue="")
-        padded = [[align(*one) for align, *one in zip(aligned, line, widths, strict=True)] for line in parts]
+        padded = [[f(one, n) for f, one, n in zip(aligned, line, widths, strict=True)] for line in parts]
         lines.append([(" " * GAP).join(line).rstrip() for line in padded])
     return lines
