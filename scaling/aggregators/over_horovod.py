@@ -52,6 +52,13 @@ class HorovodState(AggregatorState):
         return [self.over_horovod.description]
 
 
+def _begun(group: Group, dtype: torch.dtype, device: torch.device) -> tuple[HorovodGroup, str]:
+    """Horovod, started where it is not yet, and a bucket's name; refuses types that it cannot average."""
+    over_horovod = HorovodGroup.of(group)
+    over_horovod.require_carried(dtype, device)
+    return over_horovod, over_horovod.new_name()
+
+
 S = TypeVar("S", bound=HorovodState)
 
 
@@ -113,10 +120,7 @@ class Horovod(_ByHorovod[HorovodState]):
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> HorovodState:
-        """Starts Horovod where it is not yet; refuses types that it cannot average, bfloat16 among them."""
-        over_horovod = HorovodGroup.of(group)
-        over_horovod.require_carried(dtype, device)
-        return HorovodState(group, layout, over_horovod, over_horovod.new_name())
+        return HorovodState(group, layout, *_begun(group, dtype, device))
 
     def aggregate(self, state: HorovodState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         if state.group.world_size == 1 or not gradient.numel():
@@ -165,21 +169,17 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
         parameters: Sequence[Tensor],
         group: Group,
     ) -> Any:
-        over_horovod = HorovodGroup.of(group)
-        over_horovod.require_carried(parameters[0].dtype, parameters[0].device)
-        bucket = over_horovod.new_name()
+        over_horovod, bucket = _begun(group, parameters[0].dtype, parameters[0].device)
         named = [(f"{bucket}.{name}", p) for name, p in zip(layout.names, parameters, strict=True)]
         return over_horovod.optimizer(optimizer, named, self.compression)
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> OptimizerState:
-        """Wraps an optimizer of parameters that take no memory; refuses types that Horovod cannot average."""
-        over_horovod = HorovodGroup.of(group)
-        over_horovod.require_carried(dtype, device)
+        """Wraps an optimizer of parameters that take no memory."""
+        over_horovod, bucket = _begun(group, dtype, device)
         element = torch.zeros((), dtype=dtype, device=device)  # of any shape, the empty one too
         parameters = [torch.nn.Parameter(element.expand(shape)) for shape in layout.shapes]
-        bucket = over_horovod.new_name()
         named = [
             (f"{bucket}.{name}", parameter)
             for name, parameter in zip(layout.names, parameters, strict=True)

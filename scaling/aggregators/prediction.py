@@ -26,11 +26,6 @@ def all_reduce_bytes(sizes_bytes: Iterable[int], world_size: int) -> int:
     return sum(num_bytes * 2 * (world_size - 1) // world_size for num_bytes in sizes_bytes)
 
 
-def sent_elements(schedule: Schedule, num_elements: int, rank: int) -> int:
-    bounds = schedule.bounds(num_elements)
-    return sum(bounds[t.stop] - bounds[t.start] for step in schedule.steps for t in step if t.source == rank)
-
-
 def stepped_by_owners(schedule: Schedule, num_elements: int, world_size: int) -> list[Stage]:
     """A schedule cut where its sums are complete, with the owners' step between the halves."""
     reduction, distribution, owners = split_at_reduction(schedule)

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
-from scaling.aggregators.prediction import sent_elements, stepped_by_owners
+from scaling.aggregators.prediction import stepped_by_owners
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout, Span, joined
 from scaling.collectives import plan
 from scaling.collectives.composition import split_at_reduction
 from scaling.collectives.exchange import RankExchange, Transport
+from scaling.collectives.execute_peer import sent_sizes
 from scaling.collectives.listing import schedule
 from scaling.collectives.owners import sharded_owners
 from scaling.collectives.ring import ring
@@ -127,7 +128,8 @@ class Scheduled(Aggregator[ScheduledState]):
 
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        return itemsize * sent_elements(self.schedule(world_size, layout), layout.num_elements, rank)
+        schedule = self.schedule(world_size, layout)
+        return itemsize * sum(sent_sizes(schedule, schedule.bounds(layout.num_elements), rank))
 
 
 def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements: int) -> list[Span]:

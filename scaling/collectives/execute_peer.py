@@ -70,7 +70,7 @@ class PeerExecution:
         self._streams = [side_stream(local.device) for _ in range(num_lanes - 1)]
 
     def _compile(self, step: ScheduleStep, lane: list[Span]) -> _LaneStep:
-        rank, compiled, used = self._group.rank, _LaneStep(), 0
+        rank, compiled = self._group.rank, _LaneStep()
         moves = [(t, span) for t in step for span in joined(lane[t.start : t.stop])]
         read_at: dict[int, list[Span]] = {}
         for transfer, span in moves:
@@ -83,18 +83,13 @@ class PeerExecution:
                 staged_targets.add(target)
                 compiled.any_staged = True
                 if target == rank:
-                    end = used + span[1] - span[0]
-                    compiled.staged.append((operation, source, span, (used, end)))
-                    used = end
+                    # Lanes are at different steps at the same time: their staging must not overlap.
+                    begin, self._used = self._used, self._used + span[1] - span[0]
+                    compiled.staged.append((operation, source, span, (begin, self._used)))
             elif operation == "add" and target == rank:
                 compiled.pulls.append((source, span))
             elif operation == "copy" and source == rank:
                 compiled.pushes.append((target, span))
-        # Lanes are at different steps at the same time, so their staging must not overlap.
-        compiled.staged = [
-            (op, peer, span, (a + self._used, b + self._used)) for op, peer, span, (a, b) in compiled.staged
-        ]
-        self._used += used
         # Ranks begin with the one behind them, so that not all write to the same one at a time.
         n = self._group.world_size
         compiled.pushes.sort(key=lambda push: (push[0] - rank) % n)

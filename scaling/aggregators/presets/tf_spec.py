@@ -51,12 +51,13 @@ from pydantic import AfterValidator
 from torch import Tensor
 
 from scaling.aggregators.base import PhaseMarker, Stated, unmarked
-from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce, sent_elements
+from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.aggregators.state import AggregatorState
 from scaling.bucket import BucketLayout, Span
 from scaling.collectives.composition import BufferPart, of_parts
 from scaling.collectives.exchange import RankExchange, Transport
 from scaling.collectives.execute_host import HostExecution
+from scaling.collectives.execute_peer import sent_sizes
 from scaling.collectives.halving_doubling import halving_doubling
 from scaling.collectives.owners import shuffle
 from scaling.collectives.plan import Exchange, Stage
@@ -314,7 +315,8 @@ class TfSpec(Stated[TfSpecState]):
         if world_size == 1:
             return 0
         tiers, schedule = self.plan(layout, world_size)
-        total = itemsize * sent_elements(schedule, layout.num_elements, rank) if schedule else 0
+        bounds = schedule.bounds(layout.num_elements) if schedule else []
+        total = itemsize * sum(sent_sizes(schedule, bounds, rank)) if schedule else 0
         for tier in tiers:
             sizes = [itemsize * (stop - start) for start, stop in tier.spans]
             if tier.tier.inside in NATIVE:
