@@ -126,10 +126,8 @@ class BySizeState(AggregatorState):
 class BySize(Aggregator[BySizeState]):
     """The exchange that was measured to be the fastest for a bucket's size.
 
-    Attributes:
-        curves: file of the measured curves.
-        sha256: of the file; filled in when a study is read. A file that has changed since is refused.
-    """
+    `curves`: file of the measured curves. `sha256`: of the file; filled in when a study is read. A file that
+    has changed since is refused."""
 
     name = "by_size"
     modifies_input = True

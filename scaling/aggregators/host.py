@@ -95,9 +95,7 @@ class _Pipelined(OnHost[HostState]):
 class HostSerial(_Pipelined):
     """Gradients go to the host, where one thread sums them and takes the optimizer step; parameters go back.
 
-    Attributes:
-        num_chunks: parts whose copies and sums overlap; None: as many as suit its size.
-    """
+    `num_chunks`: parts whose copies and sums overlap; None: as many as suit its size."""
 
     name = "host_serial"
     update_site = "host_serial"
@@ -129,9 +127,7 @@ class HostSerial(_Pipelined):
 class HostParallel(_Pipelined):
     """Gradients go to the host; each rank sums its share of the elements there; the mean goes back to all.
 
-    Attributes:
-        num_chunks: parts whose copies and sums overlap; None: as many as suit its size.
-    """
+    `num_chunks`: parts whose copies and sums overlap; None: as many as suit its size."""
 
     name = "host_parallel"
     collective = staticmethod(host_parallel)

@@ -61,11 +61,9 @@ class NoExchange(_Stateless):
 class NoOp(NoExchange):
     """Control arm of the overlapped step: DDP runs, but exchanges nothing.
 
-    Attributes:
-        path: that of the arm which it controls: "own", DDP's own path (`all_reduce`), here in a group of each
-            rank alone; "hook", a communication hook in Python (every other aggregator), here one that returns
-            the bucket.
-    """
+    `path`: that of the arm which it controls: "own", DDP's own path (`all_reduce`), here in a group of each
+    rank alone; "hook", a communication hook in Python (every other aggregator), here one that returns the
+    bucket."""
 
     name = "no_op"
     overlapped_only = True

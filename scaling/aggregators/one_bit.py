@@ -123,17 +123,12 @@ class OneBitState(WatchedState):
 
 @dataclass(frozen=True)
 class StripedOneBit(Aggregator[OneBitState]):
-    """Base of aggregators by 1-bit stripes.
-
-    Attributes:
-        threshold: what a bit says: "zero", the sign of the element; "mean", which side of the column's mean.
-        view: what a column of a convolution's weight is: "torch", one value of each output channel; "cntk", a
-            row of the filter (`scaling.codecs.one_bit`).
-        bits: of an element on the wire; 32 is a plain all-reduce.
-        double_buffering: return the mean of the gradients of the call before.
-        kernels: "triton"; "torch", plain operations, the reference; "auto": Triton's on CUDA where it is
-            installed, and torch's in an order made for caches on processors.
-    """
+    """Base of aggregators by 1-bit stripes. `threshold`: what a bit says: "zero", the sign of the element;
+    "mean", which side of the column's mean. `view`: what a column of a convolution's weight is: "torch", one
+    value of each output channel; "cntk", a row of the filter (`scaling.codecs.one_bit`). `bits`: of an
+    element on the wire; 32 is a plain all-reduce. `double_buffering`: return the mean of the gradients of the
+    call before. `kernels`: "triton"; "torch", plain operations, the reference; "auto": Triton's on CUDA where
+    it is installed, and torch's in an order made for caches on processors."""
 
     lossy = True
     overlaps = True

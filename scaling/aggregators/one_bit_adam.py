@@ -71,10 +71,8 @@ class NormSignCodec(SignCodec):
 class OneBitMomentum(Striped):
     """1-bit Adam's compressed all-reduce of the momentum, for SGD; the optimizer's momentum must be 0.
 
-    Attributes:
-        momentum: of the result, from 0 to less than 1.
-        chunk_elements: values that share a scale, a multiple of 32.
-    """
+    `momentum`: of the result, from 0 to less than 1; `chunk_elements`: values that share a scale, a multiple
+    of 32."""
 
     name = "one_bit_momentum"
 
@@ -151,11 +149,8 @@ class OneBitAdamState(AggregatorState):
 class OneBitAdam(Stated[OneBitAdamState]):
     """1-bit Adam; the optimizer is sgd without momentum, its learning rate Adam's.
 
-    Attributes:
-        warmup_steps: of Adam without compression, at least one.
-        chunk_elements: values that share a scale, a multiple of 32.
-        kernels: see `one_bit_momentum`.
-    """
+    `warmup_steps`: of Adam without compression, at least one; `chunk_elements`: values that share a scale, a
+    multiple of 32; `kernels`: see `one_bit_momentum`."""
 
     name = "one_bit_adam"
     state_class = OneBitAdamState

@@ -65,10 +65,8 @@ class OneBitFlatCodec(ChunkCodec):
 class OneBitFlat(Striped):
     """1-bit SGD with two means a chunk of the flat bucket, so that convolutions are compressed too.
 
-    Attributes:
-        chunk_elements: values that share the two means, a multiple of 32.
-        error_feedback: keep what is lost for later steps; without it the training suffers.
-    """
+    `chunk_elements`: values that share the two means, a multiple of 32. `error_feedback`: keep what is lost
+    for later steps; without it the training suffers."""
 
     name = "one_bit_flat"
 

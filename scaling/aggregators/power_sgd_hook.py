@@ -48,10 +48,8 @@ DECODE_BYTES_MOVED = 4.0
 class PowerSgdHook(PowerSgd):
     """torch's PowerSGD hook for DDP.
 
-    Attributes:
-        start_step: the step with which compression begins; 2 is the earliest. torch's default is 1000.
-        batched: matrices of one shape in a bucket are multiplied together.
-    """
+    `start_step`: the step with which compression begins; 2 is the earliest. torch's default is 1000.
+    `batched`: matrices of one shape in a bucket are multiplied together."""
 
     name = "power_sgd_hook"
     overlapped_only = True

@@ -93,11 +93,9 @@ class QsgdCodec(ChunkCodec):
 class Qsgd(GatheredChunks):
     """QSGD: random rounding to a few levels of a chunk's norm, without bias and without a residual.
 
-    Attributes:
-        bits: of a code: a sign and 2**(bits - 1) - 1 levels besides zero.
-        chunk_elements: values that share a norm, a multiple of 32; the paper's bucket size.
-        norm: "two" as in the paper's theory, "max" as in its experiments.
-    """
+    `bits`: of a code: a sign and 2**(bits - 1) - 1 levels besides zero. `chunk_elements`: values that share a
+    norm, a multiple of 32; the paper's bucket size. `norm`: "two" as in the paper's theory, "max" as in its
+    experiments."""
 
     name = "qsgd"
 

@@ -143,10 +143,8 @@ def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements:
 class Ring(Scheduled):
     """Ring all-reduce: each of n ranks sends 2(n-1) messages of 1/n of the gradient.
 
-    Attributes:
-        directions: 2 sends half of the buffer round the other way at the same time, in twice the messages:
-            faster where a transport gives each pair of ranks only so much, as sends through host memory do.
-    """
+    `directions`: 2 sends half of the buffer round the other way at the same time, in twice the messages:
+    faster where a transport gives each pair of ranks only so much, as sends through host memory do."""
 
     name = "ring"
 
@@ -172,11 +170,8 @@ class Tree(Scheduled):
 class AnySchedule(Scheduled):
     """A collective that the study names: one that `scaling verify` knows, or a file of `scaling synthesize`.
 
-    Attributes:
-        collective: its name, or FILE.yaml; "stripes" sends every pair of ranks a stripe directly, in two
-            steps.
-        sha256: of the file; filled in when a study is read. A file that has changed since is refused.
-    """
+    `collective`: its name, or FILE.yaml; "stripes" sends every pair of ranks a stripe directly, in two steps.
+    `sha256`: of the file; filled in when a study is read. A file that has changed since is refused."""
 
     name = "schedule"
 

@@ -209,10 +209,8 @@ class ZeroRedundancy(_BySteps):
 class Fsdp2(_BySteps):
     """torch's fully_shard, a block of layers at a time.
 
-    Attributes:
-        reshard_after_forward: who keeps a block's parameters between the passes. True: all ranks together;
-            False: each; a number: each group of so many neighbouring ranks, as the GPUs of a host.
-    """
+    `reshard_after_forward`: who keeps a block's parameters between the passes. True: all ranks together;
+    False: each; a number: each group of so many neighbouring ranks, as the GPUs of a host."""
 
     name = "fsdp2"
     reshard_after_forward: bool | int = True
@@ -254,10 +252,8 @@ class Fsdp2(_BySteps):
 class Hsdp(_BySteps):
     """torch's fully_shard on a mesh: sharded within groups of ranks, replicated between them.
 
-    Attributes:
-        shard_ranks: neighbouring ranks that share a replica, as the GPUs of a host; of these and the world
-            size the greatest common divisor is taken.
-    """
+    `shard_ranks`: neighbouring ranks that share a replica, as the GPUs of a host; of these and the world size
+    the greatest common divisor is taken."""
 
     name = "hsdp"
     reshard_after_forward: bool = True

@@ -67,9 +67,7 @@ def majority(votes: Tensor, own_sign: Tensor) -> Tensor:
 class Sign(Striped):
     """signSGD with majority vote: the result is -1, 0 or 1 for each element, so learning rates are small.
 
-    Attributes:
-        chunk_elements: elements for which a rank without any gradient abstains together, a multiple of 32.
-    """
+    `chunk_elements`: elements for which a rank without any gradient abstains together, a multiple of 32."""
 
     name = "sign"
 
@@ -105,10 +103,8 @@ class MeanSignCodec(SignCodec):
 class EfSign(GatheredChunks):
     """EF-signSGD: signs with the mean magnitude of a chunk, and error feedback.
 
-    Attributes:
-        chunk_elements: values that share a magnitude, a multiple of 32.
-        error_feedback: keep what is lost for later steps; without it the training suffers.
-    """
+    `chunk_elements`: values that share a magnitude, a multiple of 32. `error_feedback`: keep what is lost for
+    later steps; without it the training suffers."""
 
     name = "ef_sign"
 

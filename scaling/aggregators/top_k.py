@@ -79,10 +79,8 @@ class TopKCodec(Codec):
 class TopK(Gathered):
     """Only the largest values, with their indices, are sent; error feedback holds the rest.
 
-    Attributes:
-        error_feedback: keep what is not sent for later steps; without it the training suffers.
-        momentum_correction: Deep Gradient Compression's momentum; the optimizer's must then be 0. 0: none.
-    """
+    `error_feedback`: keep what is not sent for later steps; without it the training suffers.
+    `momentum_correction`: Deep Gradient Compression's momentum; the optimizer's must then be 0. 0: none."""
 
     name = "top_k"
 

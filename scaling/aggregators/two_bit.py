@@ -68,9 +68,7 @@ class TwoBitCodec(ChunkCodec):
 class TwoBit(Striped):
     """MXNet's 2-bit compression on the way to the rank that sums; sums come back as 32-bit values.
 
-    Attributes:
-        threshold: what a code stands for; MXNet's default, for gradients that are sums over a batch.
-    """
+    `threshold`: what a code stands for; MXNet's default, for gradients that are sums over a batch."""
 
     name = "two_bit"
 

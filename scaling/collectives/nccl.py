@@ -49,15 +49,10 @@ NVLINKS = ("nvlink", "xgmi")
 
 @dataclass(frozen=True)
 class Rings:
-    """Channels of a node.
-
-    Attributes:
-        bytes_per_s: that leave each GPU, over all channels.
-        busiest: a resource that bounds it.
-        orders: of the GPUs, by their place in the list, with the rate of each.
-        kind: "nvlink" where no other link is used, "host" where some pair stops in host memory, else "pcie".
-        note: what was not searched; None if nothing.
-    """
+    """Channels of a node. `bytes_per_s`: that leave each GPU, over all channels. `busiest`: a resource that
+    bounds it. `orders`: of the GPUs, by their place in the list, with the rate of each. `kind`: "nvlink"
+    where no other link is used, "host" where some pair stops in host memory, else "pcie". `note`: what was
+    not searched; None if nothing."""
 
     bytes_per_s: float
     busiest: str

@@ -21,15 +21,10 @@ from topologies.model import Device, Topology
 
 @dataclass(frozen=True)
 class Price:
-    """Seconds, by what they depend on.
-
-    Attributes:
-        latency_s, flow_s: what does not depend on the bytes, and what does.
-        busiest: the resource that bounds the bytes; None where nothing moves.
-        choice: a library's algorithm and protocol, for people; "" of a schedule.
-        note: what was assumed of the library; None if nothing.
-        sums_s: sums in host memory after the copies.
-    """
+    """Seconds, by what they depend on. `latency_s`, `flow_s`: what does not depend on the bytes, and what
+    does. `busiest`: the resource that bounds the bytes; None where nothing moves. `choice`: a library's
+    algorithm and protocol, for people; "" of a schedule. `note`: what was assumed of the library; None if
+    nothing. `sums_s`: sums in host memory after the copies."""
 
     latency_s: float = 0.0
     flow_s: float = 0.0

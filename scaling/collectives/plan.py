@@ -37,17 +37,13 @@ MOMENTUM_BYTES_MOVED = 5.0
 
 @dataclass(frozen=True)
 class Exchange:
-    """A schedule that runs on a buffer; `name` is for people, the schedule's if empty.
-
-    Attributes:
-        bytes_per_element: on the wire.
-        native: a library does it in its own way; the schedule stands for that (`scaling.collectives.nccl`).
-        library: the owner, where it is not torch.distributed. "mpi": processes exchange in host memory
-            (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do; "gloo": as "mpi".
-        for_gpus: copies between GPUs and host memory, which processes without GPUs do not make.
-        group: of a library's, ranks of the first of the groups in which it runs at the same time, each on a
-            buffer of so many elements; none: all ranks together.
-    """
+    """A schedule that runs on a buffer; `name` is for people, the schedule's if empty. `bytes_per_element`:
+    on the wire. `native`: a library does it in its own way; the schedule stands for that
+    (`scaling.collectives.nccl`). `library`: the owner, where it is not torch.distributed. "mpi": processes
+    exchange in host memory (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do; "gloo":
+    as "mpi". `for_gpus`: copies between GPUs and host memory, which processes without GPUs do not make.
+    `group`: of a library's, ranks of the first of the groups in which it runs at the same time, each on a
+    buffer of so many elements; none: all ranks together."""
 
     schedule: Schedule
     num_elements: int
@@ -178,15 +174,10 @@ def exchange_price(
     mpi: MpiLibrary | None = None,
     by_mpi: bool = False,
 ) -> StagePrice:
-    """Prices one exchange: each pair of GPUs takes the path that the machine has for it.
-
-    Args:
-        ranks: the place of each.
-        peer_access: False forbids direct access between GPUs (host-only).
-        threads: of a rank, for sums in host memory.
-        mpi: the MPI library; None: a default.
-        by_mpi: Horovod's processes exchange by MPI.
-    """
+    """Prices one exchange: each pair of GPUs takes the path that the machine has for it. `ranks`: the place
+    of each. `peer_access`: False forbids direct access between GPUs (host-only). `threads`: of a rank, for
+    sums in host memory. `mpi`: the MPI library; None: a default. `by_mpi`: Horovod's processes exchange by
+    MPI."""
     name, num_bytes = stage.name or stage.schedule.name, stage.num_elements * stage.bytes_per_element
     if stage.schedule.world_size != len(ranks):
         raise ScheduleError(

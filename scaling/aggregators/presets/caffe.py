@@ -51,10 +51,8 @@ from scaling.process_group import Group
 class Caffe(Scheduled):
     """Caffe's tree: gradients go up to rank 0, which takes the optimizer step; parameters go down.
 
-    Attributes:
-        gpus_per_board: ranks r with the same r // gpus_per_board share a board, and pair up first: 2 on the
-            paper's machine of two K80. 1 where boards have one GPU, or are not known.
-    """
+    `gpus_per_board`: ranks r with the same r // gpus_per_board share a board, and pair up first: 2 on the
+    paper's machine of two K80. 1 where boards have one GPU, or are not known."""
 
     name = "caffe"
     update_site = "root"

@@ -85,9 +85,7 @@ class MessagesState(AggregatorState):
 class Cntk32Bit(Stated[MessagesState]):
     """CNTK's 32-bit aggregation: small tensors packed, the others one by one, through pinned host memory.
 
-    Attributes:
-        transport: where messages are reduced: "host" memory, or the "device".
-    """
+    `transport`: where messages are reduced: "host" memory, or the "device"."""
 
     name = "cntk_32bit"
     state_class = MessagesState

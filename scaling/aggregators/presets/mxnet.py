@@ -154,9 +154,7 @@ class LocalState(AggregatorState):
 class MxnetLocal(OnHost[LocalState]):
     """MXNet's kvstore "local": the CPU sums and updates; the GPUs update if a tensor is very large.
 
-    Attributes:
-        num_threads: that sum a tensor of a million elements or more (MXNET_KVSTORE_REDUCTION_NTHREADS).
-    """
+    `num_threads`: that sum a tensor of a million elements or more (MXNET_KVSTORE_REDUCTION_NTHREADS)."""
 
     name = "mxnet_local"
     state_class = LocalState

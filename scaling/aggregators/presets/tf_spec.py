@@ -278,10 +278,8 @@ def _valid(spec: str) -> str:
 class TfSpec(Stated[TfSpecState]):
     """TensorFlow's all_reduce_spec: the size of a tensor decides which all-reduce algorithm is used.
 
-    Attributes:
-        spec: `algorithm[#shards]`, or several with limits in elements between them (2k is 2,048).
-        transport: of the tiers between ranks, as for `ring`.
-    """
+    `spec`: `algorithm[#shards]`, or several with limits in elements between them (2k is 2,048); `transport`:
+    of the tiers between ranks, as for `ring`."""
 
     name = "tf_spec"
     state_class = TfSpecState
