@@ -32,13 +32,13 @@ double buffering, ours is taken with a gradient of zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.base import PhaseMarker, Stated, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, encoded_stripes, native_all_reduce
 from scaling.aggregators.state import WatchedState, named, require_same_on_ranks
 from scaling.bucket import BucketLayout
@@ -46,7 +46,7 @@ from scaling.codecs.base import WORD_BYTES
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, stripe_codec
 from scaling.codecs.one_bit import Threshold, View, as_matrix
-from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec
+from scaling.codecs.one_bit_stripes import StripeBuffers
 from scaling.codecs.stripes import StripeLayout
 from scaling.collectives.execute import side_stream
 from scaling.collectives.plan import Stage
@@ -65,13 +65,20 @@ DECODE_BYTES_MOVED = 1.0
 PLAIN_BITS = 32
 
 
-@dataclass
 class OneBitState(WatchedState):
-    buffers: StripeBuffers = field(repr=False)
-    codec: StripeCodec = field(repr=False)
-    result: Tensor  # [num_elements]: the mean
-    previous: Tensor  # likewise, of the call before; empty without double buffering
-    side_stream: torch.cuda.Stream | None  # where the exchange runs with double buffering
+    def __init__(
+        self, of: StripedOneBit, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        require_same_on_ranks(layout, group)
+        super().__init__(group, layout, watch=FiniteWatch.of_tensors(layout, device))
+        n = layout.num_elements if group.world_size > 1 else 0
+        num_late = n if of.double_buffering else 0
+        stripes = of.stripes(layout, group.world_size)
+        self.buffers = StripeBuffers(stripes, group.rank, device, self.watch.marks)
+        self.codec = stripe_codec(self.buffers, of.threshold, of.kernels)
+        self.result = torch.zeros(n, dtype=dtype, device=device)  # the mean
+        self.previous = torch.zeros(num_late, dtype=dtype, device=device)  # that of the call before
+        self.side_stream = side_stream(device) if num_late else None  # where a late exchange runs
 
     @property
     def residual(self) -> Tensor:
@@ -122,7 +129,7 @@ class OneBitState(WatchedState):
 
 
 @dataclass(frozen=True)
-class StripedOneBit(Aggregator[OneBitState]):
+class StripedOneBit(Stated[OneBitState]):
     """Base of aggregators by 1-bit stripes. `threshold`: what a bit says: "zero", the sign of the element;
     "mean", which side of the column's mean. `view`: what a column of a convolution's weight is: "torch", one
     value of each output channel; "cntk", a row of the filter (`scaling.codecs.one_bit`). `bits`: of an
@@ -130,6 +137,7 @@ class StripedOneBit(Aggregator[OneBitState]):
     call before. `kernels`: "triton"; "torch", plain operations, the reference; "auto": Triton's on CUDA where
     it is installed, and torch's in an order made for caches on processors."""
 
+    state_class = OneBitState
     lossy = True
     overlaps = True
     graph_capturable = True
@@ -143,26 +151,7 @@ class StripedOneBit(Aggregator[OneBitState]):
     def is_late(self) -> bool:
         return self.double_buffering
 
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> OneBitState:
-        require_same_on_ranks(layout, group)
-        n = layout.num_elements if group.world_size > 1 else 0
-        is_delayed = self.double_buffering and n > 0
-        watch = FiniteWatch.of_tensors(layout, device)
-        buffers = StripeBuffers(self._stripes(layout, group.world_size), group.rank, device, watch.marks)
-        return OneBitState(
-            group,
-            layout,
-            buffers=buffers,
-            codec=stripe_codec(buffers, self.threshold, self.kernels),
-            result=torch.zeros(n, dtype=dtype, device=device),
-            previous=torch.zeros(n if is_delayed else 0, dtype=dtype, device=device),
-            side_stream=side_stream(device) if is_delayed else None,
-            watch=watch,
-        )
-
-    def _stripes(self, layout: BucketLayout, world_size: int) -> StripeLayout:
+    def stripes(self, layout: BucketLayout, world_size: int) -> StripeLayout:
         if self.bits == PLAIN_BITS:
             return StripeLayout.of(BucketLayout.of([]), self.view, 1, world_size)
         return StripeLayout.of(layout, self.view, self.bits, world_size)
@@ -232,7 +221,7 @@ class StripedOneBit(Aggregator[OneBitState]):
             return 0
         if self.bits == PLAIN_BITS:
             return all_reduce_bytes([itemsize * layout.num_elements], world_size)
-        words = self._stripes(layout, world_size).words
+        words = self.stripes(layout, world_size).words
         return WORD_BYTES * (sum(words) + (world_size - 2) * words[rank])
 
     @final
@@ -243,7 +232,7 @@ class StripedOneBit(Aggregator[OneBitState]):
         by_torch = self.kernels == "torch"
         encode = TORCH_ENCODE_BYTES_MOVED if by_torch else ENCODE_BYTES_MOVED
         decode = TORCH_DECODE_BYTES_MOVED if by_torch else DECODE_BYTES_MOVED
-        wire = WORD_BYTES * sum(self._stripes(layout, world_size).words)
+        wire = WORD_BYTES * sum(self.stripes(layout, world_size).words)
         return self.delegated(encoded_stripes(n, wire, wire, world_size, encode=encode, decode=decode))
 
     def delegated(self, stages: list[Stage]) -> list[Stage]:

@@ -21,7 +21,7 @@ sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -102,11 +102,20 @@ class Mpi(Aggregator[MpiState]):
         ]
 
 
-@dataclass
 class MpiOneBitState(OneBitState):
-    over_mpi: MpiGroup
-    sent: list[Tensor]  # [rank] int32 words, pinned; none where the messages are in host memory themselves
-    received: list[Tensor]
+    def __init__(
+        self, of: MpiOneBit, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(of, layout, group, dtype, device)
+        self.over_mpi = MpiGroup.of(group)
+        longest = max(self.buffers.stripes.words)
+        count = group.world_size if device.type == "cuda" else 0
+
+        def pinned() -> list[Tensor]:
+            return [torch.empty(longest, dtype=torch.int32, pin_memory=True) for _ in range(count)]
+
+        # [rank] words; none where the messages are in host memory themselves
+        self.sent, self.received = pinned(), pinned()
 
 
 @final
@@ -115,26 +124,10 @@ class MpiOneBit(StripedOneBit):
     """CNTK's 1-bit SGD with messages over MPI, through pinned host memory; needs workers started by MPI."""
 
     name = "mpi_one_bit"
+    state_class = MpiOneBitState
     overlaps = False
     graph_capturable = False
     library = "mpi"
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> MpiOneBitState:
-        base = super().start(layout, group, dtype, device)
-        longest = max(base.buffers.stripes.words)
-        num_buffers = group.world_size if device.type == "cuda" else 0
-
-        def pinned() -> list[Tensor]:
-            return [torch.empty(longest, dtype=torch.int32, pin_memory=True) for _ in range(num_buffers)]
-
-        return MpiOneBitState(
-            **{field.name: getattr(base, field.name) for field in fields(base)},
-            over_mpi=MpiGroup.of(group),
-            sent=pinned(),
-            received=pinned(),
-        )
 
     def delegated(self, stages: list[Stage]) -> list[Stage]:
         return [part for stage in stages for part in _through_host(stage)]

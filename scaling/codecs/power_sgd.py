@@ -172,13 +172,11 @@ class ThinMatrices:
     of them; the same memory with a single group."""
 
     def __init__(self, message: Tensor, lengths: Sequence[int], groups: Sequence[MatrixGroup]) -> None:
-        self.sent: list[Tensor] = []
-        at = 0
-        for length, group in zip(lengths, groups, strict=True):
-            shape = (len(group.tensors), length, group.rank)
-            size = shape[0] * shape[1] * shape[2]
-            self.sent.append(message[at : at + size].view(shape))
-            at += size
+        pairs = zip(groups, lengths, strict=True)
+        shapes = [(len(group.tensors), length, group.rank) for group, length in pairs]
+        sizes = [math.prod(shape) for shape in shapes]
+        parts = zip(message[: sum(sizes)].split(sizes), shapes, strict=True) if sizes else ()
+        self.sent = [part.view(shape) for part, shape in parts]
         self.orthonormal, self._batches = self.sent, self.sent
         self._from: list[Tensor] = []
         self._to: list[Tensor] = []
@@ -186,15 +184,13 @@ class ThinMatrices:
             self._share_a_batch(message, lengths)
 
     def _share_a_batch(self, message: Tensor, lengths: Sequence[int]) -> None:
-        count = sum(factor.shape[0] for factor in self.sent)
-        batch = message.new_zeros(count, max(lengths), self.sent[0].shape[2])
-        self._batches, self.orthonormal, at = [batch], [], 0
-        for factor, length in zip(self.sent, lengths, strict=True):
-            part = batch[at : at + factor.shape[0], :length]
-            self.orthonormal.append(part)
+        counts = [len(factor) for factor in self.sent]
+        batch = message.new_zeros(sum(counts), max(lengths), self.sent[0].shape[2])
+        of_groups = zip(batch.split(counts), lengths, strict=True)
+        self._batches, self.orthonormal = [batch], [part[:, :length] for part, length in of_groups]
+        for factor, part in zip(self.sent, self.orthonormal, strict=True):
             self._from += factor.unbind()
             self._to += part.unbind()
-            at += factor.shape[0]
 
     def orthonormalise(self) -> None:
         if self._to:

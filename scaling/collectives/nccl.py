@@ -160,12 +160,8 @@ BETWEEN_NODES = {"LL": 1 / 3.8, "LL128": 120 / 128, "Simple": 1.0}
 """The same of trees between nodes."""
 
 BASE_S = {
-    ("ring", "LL"): 6.6e-6,
-    ("ring", "LL128"): 14.0e-6,
-    ("ring", "Simple"): 8.4e-6,
-    ("tree", "LL"): 6.8e-6,
-    ("tree", "LL128"): 14.0e-6,
-    ("tree", "Simple"): 8.4e-6,
+    "ring": {"LL": 6.6e-6, "LL128": 14.0e-6, "Simple": 8.4e-6},
+    "tree": {"LL": 6.8e-6, "LL128": 14.0e-6, "Simple": 8.4e-6},
 }
 HOP_S = {
     ("nvlink", "ring"): {"LL": 0.6e-6, "LL128": 1.9e-6, "Simple": 3.4e-6},
@@ -258,7 +254,7 @@ def _ring(rates: _Rates, protocol: str, world_size: int, nodes: int, num_bytes: 
     hops, crossing = halves * (world_size - 1), halves * (nodes - 1)
     if nodes > 1:
         inside = max(inside, POST_S[protocol] * (2 if rates.processors == "AMD" else 1))
-    latency_s = BASE_S["ring", protocol] + (hops - crossing) * inside + crossing * across
+    latency_s = BASE_S["ring"][protocol] + (hops - crossing) * inside + crossing * across
     waits = nodes > 1 and halves == 2 and protocol == "Simple"
     if waits and num_bytes / world_size >= PLATEAU_BYTES:
         latency_s *= PLATEAU.get(rates.gpus, 1.4)
@@ -269,7 +265,7 @@ def _ring(rates: _Rates, protocol: str, world_size: int, nodes: int, num_bytes: 
 def _tree(rates: _Rates, protocol: str, gpus: int, nodes: int, num_bytes: float) -> Price:
     rate, busiest, note = rates.least(0.5 if nodes == 2 else 1.0)
     inside, across = HOP_S[rates.kind, "tree"][protocol], HOP_S["network", "tree"][protocol]
-    latency_s = BASE_S["tree", protocol] + 2 * ((gpus - 1) * inside + math.floor(math.log2(nodes)) * across)
+    latency_s = BASE_S["tree"][protocol] + 2 * ((gpus - 1) * inside + math.floor(math.log2(nodes)) * across)
     shares = PROTOCOLS if nodes == 1 else BETWEEN_NODES
     moved = _of_protocol(TREE_SHARE * rate, protocol, shares, rates, nodes)
     if nodes > 1:

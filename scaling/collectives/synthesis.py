@@ -87,13 +87,8 @@ def synthesize(topology: Topology, world_size: int, num_bytes: int) -> Synthesis
     links = PairLinks.of(topology, places)
     built_in = dict(_built_in(world_size))
     built_in_s = {name: simulate(made, topology, num_bytes).seconds for name, made in built_in.items()}
-    best_name = min(built_in_s, key=lambda name: built_in_s[name])
-    best, family, best_s, num_tried = (
-        built_in[best_name],
-        f"the built-in {best_name}",
-        built_in_s[best_name],
-        0,
-    )
+    name, best_s = min(built_in_s.items(), key=lambda item: item[1])
+    best, family, num_tried = built_in[name], f"the built-in {name}", 0
     for packed, words in packings(links):
         verify(packed)
         num_tried += 1

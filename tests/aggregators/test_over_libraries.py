@@ -3,19 +3,16 @@
 What they do is tested in processes (tests/runtime). MPI's side and the GPU's stream stand in here.
 """
 
-import dataclasses
-
 import pytest
 import torch
 
 from scaling.aggregators import over_mpi
-from scaling.aggregators.one_bit import OneBit
-from scaling.aggregators.over_mpi import Mpi, MpiOneBit, MpiOneBitState, MpiState
+from scaling.aggregators.over_mpi import Mpi, MpiOneBit, MpiState
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Exchange
 from scaling.errors import LaunchError, StudyError
-from scaling.process_group import run_in_process
+from scaling.process_group import MpiGroup, run_in_process
 from tests.aggregators.conftest import CPU, of_states
 
 NAMES = ["horovod", "horovod_optimizer"]
@@ -94,13 +91,14 @@ def test_all_reduce_meters_the_gradient_down_and_up(world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_stripes_meter_what_is_sent_down_and_what_is_received_up(world_size):
+def test_stripes_meter_what_is_sent_down_and_what_is_received_up(monkeypatch, world_size):
+    monkeypatch.setattr(MpiGroup, "of", staticmethod(lambda group: group))
+
     def work(group):
-        base = OneBit(kernels="torch").start(MATRIX, group, torch.float32, CPU)
-        longest = max(base.buffers.stripes.words)
+        state = MpiOneBit(kernels="torch").start(MATRIX, group, torch.float32, CPU)
+        longest = max(state.buffers.stripes.words)
         rooms = [[torch.empty(longest, dtype=torch.int32) for _ in range(world_size)] for _ in range(2)]
-        fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
-        state = MpiOneBitState(**fields, over_mpi=group, sent=rooms[0], received=rooms[1])
+        state.sent, state.received = rooms
         group.meter.reset()
         mean = MpiOneBit().aggregate(state, gradient_of(group))
         return mean.clone(), group.meter.bytes_sent

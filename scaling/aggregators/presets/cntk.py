@@ -108,10 +108,8 @@ class Cntk32Bit(Stated[MessagesState]):
                 for message in messages:
                     state.group.all_reduce(message)
         with phase("decode"):
-            at = 0
-            for tensor in small:
-                tensor.copy_(state.packed[at : at + tensor.numel()])
-                at += tensor.numel()
+            for tensor, packed in zip(small, state.packed.split([*map(len, small)]), strict=True):
+                tensor.copy_(packed)
         with phase("reduce"):
             gradient.div_(state.group.world_size)
         return gradient

@@ -235,10 +235,8 @@ class HostTier:
             torch.cat(tensors, out=self.packed)
         self.execution.run(self.packed, self.sums, phase)
         with phase("decode"):
-            at = 0
-            for tensor in tensors:
-                tensor.copy_(self.sums[at : at + tensor.numel()])
-                at += tensor.numel()
+            for tensor, sums in zip(tensors, self.sums.split([*map(len, tensors)]), strict=True):
+                tensor.copy_(sums)
 
 
 class TfSpecState(AggregatorState):
