@@ -33,7 +33,7 @@ double buffering, ours is taken with a gradient of zero.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -137,7 +137,7 @@ class StripedOneBit(Stated[OneBitState]):
     call before. `kernels`: "triton"; "torch", plain operations, the reference; "auto": Triton's on CUDA where
     it is installed, and torch's in an order made for caches on processors."""
 
-    state_class = OneBitState
+    state_class: ClassVar[type[OneBitState]] = OneBitState
     lossy = True
     overlaps = True
     graph_capturable = True

@@ -175,7 +175,7 @@ class ThinMatrices:
         pairs = zip(groups, lengths, strict=True)
         shapes = [(len(group.tensors), length, group.rank) for group, length in pairs]
         sizes = [math.prod(shape) for shape in shapes]
-        parts = zip(message[: sum(sizes)].split(sizes), shapes, strict=True) if sizes else ()
+        parts = zip(torch.split(message[: sum(sizes)], sizes), shapes, strict=True) if sizes else ()
         self.sent = [part.view(shape) for part, shape in parts]
         self.orthonormal, self._batches = self.sent, self.sent
         self._from: list[Tensor] = []
@@ -186,7 +186,7 @@ class ThinMatrices:
     def _share_a_batch(self, message: Tensor, lengths: Sequence[int]) -> None:
         counts = [len(factor) for factor in self.sent]
         batch = message.new_zeros(sum(counts), max(lengths), self.sent[0].shape[2])
-        of_groups = zip(batch.split(counts), lengths, strict=True)
+        of_groups = zip(torch.split(batch, counts), lengths, strict=True)
         self._batches, self.orthonormal = [batch], [part[:, :length] for part, length in of_groups]
         for factor, part in zip(self.sent, self.orthonormal, strict=True):
             self._from += factor.unbind()

@@ -108,7 +108,7 @@ class Cntk32Bit(Stated[MessagesState]):
                 for message in messages:
                     state.group.all_reduce(message)
         with phase("decode"):
-            for tensor, packed in zip(small, state.packed.split([*map(len, small)]), strict=True):
+            for tensor, packed in zip(small, torch.split(state.packed, [*map(len, small)]), strict=True):
                 tensor.copy_(packed)
         with phase("reduce"):
             gradient.div_(state.group.world_size)

@@ -235,7 +235,7 @@ class HostTier:
             torch.cat(tensors, out=self.packed)
         self.execution.run(self.packed, self.sums, phase)
         with phase("decode"):
-            for tensor, sums in zip(tensors, self.sums.split([*map(len, tensors)]), strict=True):
+            for tensor, sums in zip(tensors, torch.split(self.sums, [*map(len, tensors)]), strict=True):
                 tensor.copy_(sums)
 
 
