@@ -191,12 +191,11 @@ def _found(extras: Extras, sentences: Sequence[Sentence]) -> Answer:
         return Answer("".join(one.text for one in sentences[:1]), None, [one.text for one in sentences[1:]])
     said = [one.text for one in sentences if one.kind not in IN_ANSWERS]
     question, mark, _ = asked.sentence.partition("?")  # what answers it at length is no detail
-    details = [text for text in said if not mark or text.partition("?")[0] != question]
-    if extras.answers:
-        details.append("Limit: unknown, since no step was timed.")
+    explained = [text for text in said if not mark or text.partition("?")[0] != question]
+    details = ["Limit: unknown (no timed step)."] if extras.answers else []
     if extras.command:
         details.append("Next: train with three seeds, to see how much is chance:")
-    return replace(asked, details=details, command=extras.command)
+    return replace(asked, details=details, command=extras.command, explained=explained)
 
 
 def machine_of(environment: Mapping[str, Any] | None, rows: Sequence[Row]) -> str:
