@@ -1,7 +1,4 @@
-"""A study's answer: a sentence, a table of a row a workload, and what limits, how sure, what next.
-
-Terminal, page and Markdown begin with it.
-"""
+"""A study's answer: a sentence, a table of a row a workload, and what limits, how sure, what next."""
 
 from __future__ import annotations
 

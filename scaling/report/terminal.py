@@ -1,7 +1,4 @@
-"""A report in a terminal of 80 columns: all tables, or one screen of the answer and its table.
-
-The screen says what limits, how sure that is, and what next.
-"""
+"""A report in a terminal of 80 columns: all tables, or one screen of the answer and its table."""
 
 from __future__ import annotations
 
