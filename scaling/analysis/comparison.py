@@ -328,8 +328,7 @@ def _loose_variables(row: Row) -> Hashable:
 
 
 def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> dict[Hashable, Row]:
-    by_name = by_key(rows, key)
-    return {name: rows[0] for name, rows in by_name.items() if len(rows) == 1}
+    return {name: rows[0] for name, rows in by_key(rows, key).items() if len(rows) == 1}
 
 
 def _differing(a: Row, b: Row) -> dict[str, tuple[Any, Any]]:

@@ -136,10 +136,9 @@ def exposed_check(
 def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) -> dict[str, float]:
     """Budget columns -> the seconds that the arm takes more, where common launches show a difference; cells
     with the same control arm tell how it scatters."""
-    family = [control, *peers.arms_of(control)]
     budgets = {
         cell.cell_id: {launch.repeat: budget for launch in cell.launches if (budget := cell_budget([launch]))}
-        for cell in family
+        for cell in [control, *peers.arms_of(control)]
     }
     of_arm, base = budgets[arm.cell_id], budgets[control.cell_id]
     common = of_arm.keys() & base.keys()

@@ -198,8 +198,7 @@ def best_rate(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> BatchStep
     for rate, same in by_rate.items():
         runs = [cells[row["cell_id"]] for row in same]
         reached = [steps_to_target(training, run.cell) for run in runs for training in run.trainings]
-        has_failed = any(row["state"] == "failed" for row in same)
-        if reached and None not in reached and not has_failed:
+        if reached and None not in reached and not any(row["state"] == "failed" for row in same):
             found[rate] = np.array(reached, dtype=float)
     if not found:
         return None

@@ -173,8 +173,7 @@ def open_time(view: View) -> Values | None:
 def _is_of_slow_rank(view: View, share: float, *phases: str) -> bool:
     """Whether most of `share` comes from the slow rank alone, which has a finding already."""
     seconds = view.fired.get("slow_rank", {}).get("phases_s", {})
-    own_s = sum(float(seconds.get(phase, 0.0)) for phase in phases)
-    return own_s > share * (view.step_s or 0.0) / 2
+    return sum(float(seconds.get(phase, 0.0)) for phase in phases) > share * (view.step_s or 0.0) / 2
 
 
 def computation(view: View) -> Values | None:

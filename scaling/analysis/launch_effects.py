@@ -101,8 +101,7 @@ def inflation(correlation: float, num_launches: int) -> float:
 
 def inflations(correlation: float, logs: FloatArray) -> FloatArray:
     """The same of each cell, [cell], of times [cell, launch]."""
-    counts = np.isfinite(logs).sum(axis=1)
-    return np.array([inflation(correlation, int(count)) for count in counts])
+    return np.array([inflation(correlation, int(count)) for count in np.isfinite(logs).sum(axis=1)])
 
 
 def _expected(correlation: float, num_launches: int) -> tuple[float, float]:

@@ -42,8 +42,7 @@ def question_of(study: Mapping[str, Any], rows: Sequence[Row]) -> Question:
         return "time_to_target" if has_target else "compression"
     if any((row["aggregator"] or "").startswith(SHARDED) for row in timed):
         return "memory"
-    buckets = {row["bucket_mb"] for row in timed if row["aggregator"] == "all_reduce"}
-    if len(buckets) >= MANY_BUCKETS:
+    if len({row["bucket_mb"] for row in timed if row["aggregator"] == "all_reduce"}) >= MANY_BUCKETS:
         return "buckets"
     settings = {(row["aggregator"], row["step"]) for row in timed if not is_control_arm(row)}
     has_single = any(row["world_size"] == 1 for row in timed)

@@ -276,8 +276,7 @@ def _read_begun(folder: ResultsFolder, record: RunRecord) -> TrainingSamples | N
     try:
         ranks = _lines(folder, record, where, unfinished=True)
         num_epochs = min(map(len, ranks))
-        kept_lines = [lines[:num_epochs] for lines in ranks]
-        return _training(record, kept_lines, where) if num_epochs else None
+        return _training(record, [lines[:num_epochs] for lines in ranks], where) if num_epochs else None
     except StoreError:
         return None
 

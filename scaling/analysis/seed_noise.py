@@ -130,8 +130,7 @@ def _combination(family: _Family, score: str, sign: int, cells: Mapping[str, Cel
     scores: dict[Hashable, float] = {}
     for one in rows:
         scores[one["cell_id"] if one["seed"] in scores else one["seed"]] = sign * float(one[score])
-    lossy = row["world_size"] > 1 and is_lossy(cells[row["cell_id"]])
-    return Combination(scores, lossy, row["world_size"])
+    return Combination(scores, row["world_size"] > 1 and is_lossy(cells[row["cell_id"]]), row["world_size"])
 
 
 def _at_equal_seed(one: Combination, trained: Sequence[Combination], sign: int) -> float | None:

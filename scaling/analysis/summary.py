@@ -200,8 +200,7 @@ def _exposed_by_difference(
     if control is None or row["iteration_s"] is None:
         return {}
     other = rows[control.cell_id]
-    difference_s = row["typical_iteration_s"] - other["typical_iteration_s"]
-    by_difference = {"exposed_by_difference_s": difference_s}
+    by_difference = {"exposed_by_difference_s": row["typical_iteration_s"] - other["typical_iteration_s"]}
     difference = scatter.difference(control.cell_id, cell.cell_id)
     check = exposed_check(
         {**row, **by_difference}, other, difference, lambda: differences_of_launches(cell, control, peers)

@@ -114,9 +114,8 @@ def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
     """The folder's measured transfer cells, by device, world size and peer access; StoreError: damaged."""
     records = (run for run in folder.runs() if run.cell.get("kind") == KIND and run.state == "done")
     done = by_key(records, lambda record: record.cell_id)
-    results = [_read(folder, records) for records in done.values()]
     return sorted(
-        results,
+        [_read(folder, records) for records in done.values()],
         key=lambda result: (
             result.cell["device"],
             result.cell["world_size"],

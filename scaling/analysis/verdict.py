@@ -280,12 +280,11 @@ def _next_best(
         return None
     slower_ratio, ends = _ratio(first, choice) - 1, ratios.get(first.cell_id)
     most_ratio = ends[1] - 1 if ends is not None and slower_ratio <= TIE_RATIO else None
-    shown = ends if ends is not None and ends[1] > WIDE_RATIO * ends[0] else None
     return {
         **_setting(first, choice),
         "slower_ratio": slower_ratio,
         "at_most_ratio": most_ratio,
-        "range": shown,
+        "range": ends if ends is not None and ends[1] > WIDE_RATIO * ends[0] else None,
     }
 
 

@@ -54,8 +54,7 @@ def overview(rows: Sequence[Row], findings: Findings, of_script: Sequence[str] =
         ordered = sorted(shown or explained[-1:], key=lambda row: row["iteration_s"] or 0.0)
         for same in _with_one_cause(ordered, findings):
             yield filled(_named([f"{group.name(row)}{_time(row)}" for row in same]), indent=2)
-            foremost = [_foremost(findings[row["cell_id"]]) for row in same]
-            for finding, *others in zip(*foremost, strict=True):
+            for finding, *others in zip(*[_foremost(findings[row["cell_id"]]) for row in same], strict=True):
                 then = next_experiment(finding) or ""
                 is_again = len(then) > SHORT and then in said
                 said.add(then)

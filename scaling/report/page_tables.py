@@ -303,8 +303,7 @@ def _iteration_statistic(group: CellGroup) -> str:
 
 
 def _form(group: CellGroup) -> str:
-    forms = {row["iteration_form"] for row in group.rows}
-    if MEAN_OF_STEPS in forms:
+    if MEAN_OF_STEPS in {row["iteration_form"] for row in group.rows}:
         return "Mean of steps, each of its slowest rank, without warm-up: gaps between steps are not in it."
     paused_s = sum(row["pauses_s"] or 0.0 for row in group.rows)
     window_s = sum((row["iteration_s"] or 0.0) * (row["iterations"] or 0) for row in group.rows)
@@ -358,8 +357,7 @@ def _to_target(row: Row) -> str:
 def _to_target_in_short(row: Row) -> str:
     if row["target_state"] not in (None, REACHED):
         return "not reached"
-    is_shared = shares_gpus(row) and row["target_state"] == REACHED
-    return REACHED if is_shared else seconds_of_seeds(row)
+    return REACHED if shares_gpus(row) and row["target_state"] == REACHED else seconds_of_seeds(row)
 
 
 def _predicted(row: Row) -> str:

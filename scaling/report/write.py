@@ -85,11 +85,10 @@ class Report:
         return render_markdown(self.content)
 
     def as_dict(self) -> dict[str, Any]:
-        times = self.times.as_dict() if self.times else None
         return {
             "report": str(self.page),
             "answer": self.answer,
-            "wall_time": times,
+            "wall_time": self.times.as_dict() if self.times else None,
             "cells": to_rows(with_texts(self.table)),
             "transfers": transfer_rows(self.transfers),
         }

@@ -100,8 +100,7 @@ def event_files(cells: Sequence[CellResult]) -> Iterator[tuple[str, bytes]]:
         runs = {run.repeat: run for run in cell.done}
         name = f"{cell.label('aggregator')}@{cell.cell['world_size']}-{cell.cell_id}".replace("/", "_")
         for launch in cell.all_launches:
-            slowest = launch.rank_steps_s.max(axis=0).tolist()
-            steps = zip(launch.iterations.tolist(), slowest, strict=True)
+            steps = zip(launch.iterations.tolist(), launch.rank_steps_s.max(axis=0).tolist(), strict=True)
             yield _file(name, runs[launch.repeat], [("step_s", int(step), value) for step, value in steps])
         for training in cell.trainings:
             values = [
@@ -117,8 +116,7 @@ def _file(name: str, run: RunRecord, values: Sequence[tuple[str, int, float]]) -
     time_s = _start_s(run)
     events = [_event(time_s, 0, _text(3, b"brain.Event:2"))]
     events += [scalar_event(time_s, *value) for value in values]
-    path = f"{name}/{run.repeat}/events.out.tfevents.{int(time_s)}.scaling"
-    return path, b"".join(map(record, events))
+    return f"{name}/{run.repeat}/events.out.tfevents.{int(time_s)}.scaling", b"".join(map(record, events))
 
 
 def scalar_event(time_s: float, tag: str, step: int, value: float) -> bytes:

@@ -256,8 +256,7 @@ def _answer_bar(row: Row) -> AnswerBar:
 
 
 def _draw_answer_budget(title: str, bars: Sequence[AnswerBar], worker: str = "worker") -> Figure:
-    height = max(answer_height(len(bars)), 1.4 + 0.55 * len(bars))
-    figure, axes = one_plot(title, height)
+    figure, axes = one_plot(title, max(answer_height(len(bars)), 1.4 + 0.55 * len(bars)))
     looks: Any = {name: {"facecolor": c, "edgecolor": "none"} for name, c in GROUPED_PARTS.items()}
     longest = max(sum(bar.parts_s.values()) for bar in bars)
     for place, bar in enumerate(bars):

@@ -143,8 +143,7 @@ def _flatten(parent: ElementTree.Element) -> None:
     children = []
     for child in parent:
         _flatten(child)
-        is_plain = child.tag == f"{{{SVG}}}g" and not child.attrib
-        if is_plain and child.find(f"{{{SVG}}}title") is None:
+        if child.tag == f"{{{SVG}}}g" and not child.attrib and child.find(f"{{{SVG}}}title") is None:
             children += list(child)
         else:
             children.append(child)

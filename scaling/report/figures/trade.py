@@ -61,8 +61,7 @@ def trade(data: FigureInput) -> Iterator[Drawn]:
             points = trade_points(group, data.cells, against)
             known = [point for point in points if 0 < point.x < math.inf]
             if len(known) > 1:
-                title = data.titled(f"Accuracy against {against}", group)
-                drawing = _draw_accuracies(title, known, label)
+                drawing = _draw_accuracies(data.titled(f"Accuracy against {against}", group), known, label)
                 name = f"accuracy-{against}-{group.slug}"
                 yield Drawn(name, title_of(group.given), CAPTION, drawing, "convergence.csv", group)
 

@@ -157,8 +157,7 @@ def draw_bandwidths(title: str, lines: Sequence[BandwidthLine], standing: Sequen
             continue
         colour, series = colours[line.what.operation], NAMES.get(line.what.operation, line.what.operation)
         _draw(axes, line, colour, series)
-        text = textwrap.fill(line.label, LABEL_CHARACTERS)
-        labels.append(EndLabel(line.busbw[-1], text, colour, series))
+        labels.append(EndLabel(line.busbw[-1], textwrap.fill(line.label, LABEL_CHARACTERS), colour, series))
     label_ends(axes, labels, gap=0.17, size=7.5)
     return figure
 
