@@ -219,8 +219,8 @@ def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate 
     energies = energies_per_sample(cell)
     if not energies:
         return None
-    values = [1e3 * energy.joules for energy in energies]
-    open_ratio = max(ENERGY_STEP_S / energy.window_s for energy in energies)
+    values = [1e3 * joules for joules, _ in energies]
+    open_ratio = max(ENERGY_STEP_S / window_s for _, window_s in energies)
     middle, times = median(values), CellTimes(row["world_size"], dict(enumerate(values)))
     low, high = middle * (1 - open_ratio), middle * (1 + open_ratio)
     return Candidate(row, parts, middle, low, high, "energy", ONE_LAUNCH, times, open_ratio=open_ratio)

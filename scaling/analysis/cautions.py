@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -20,23 +19,16 @@ from scaling.store import CodeChange, RunRecord, changes_since
 from scaling.store.upgrades import has_data_in_host_memory
 
 
-@dataclass(frozen=True)
-class Energy:
-    """The energy of a launch: joules per sample over all GPUs, and the length of the window in seconds."""
-
-    joules: float
-    window_s: float
-
-
-def energies_per_sample(cell: CellResult) -> list[Energy]:
-    """Of each done repeat, the mean over ranks, since each trains on its share; empty if one is missing."""
+def energies_per_sample(cell: CellResult) -> list[tuple[float, float]]:
+    """Of each done repeat joules per sample over all GPUs, and the length of the window in seconds: the mean
+    over ranks, since each trains on its share; empty if one is missing."""
     values = []
     for record in cell.done:
         known = [(gpu.get("energy_per_sample_j"), gpu.get("window_s")) for gpu in _gpus(record)]
         if not known or not all(map(all, known)):
             return []
         joules, windows = zip(*known, strict=True)
-        values.append(Energy(sum(joules) / len(joules), min(windows)))
+        values.append((sum(joules) / len(joules), min(windows)))
     return values
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +52,7 @@ class Squares:
         return difference / (self.big_batch - self.small_batch)
 
 
-@dataclass(frozen=True)
-class NoiseScale:
+class NoiseScale(NamedTuple):
     """An estimate, in samples."""
 
     value: float | None  # None where the estimate of |G|^2 is not positive

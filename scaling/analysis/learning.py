@@ -81,9 +81,7 @@ def convergence_values(cell: CellResult) -> Row:
 def noise_values(windows: Sequence[Sequence[Squares]]) -> Row:
     """The columns of the noise scale over epochs of several trainings; none where nobody looked."""
     found = noise_scale(windows)
-    if found is None:
-        return {}
-    return dict(zip(_NOISE_VALUES, (found.value, found.low, found.high), strict=True))
+    return {} if found is None else dict(zip(_NOISE_VALUES, found, strict=True))
 
 
 def index_of_target(training: TrainingSamples, cell: Mapping[str, Any]) -> int | None:

@@ -179,11 +179,9 @@ def moderated(variances: Variances, smallest: FloatArray | float = 0.0) -> Varia
     if known.sum() < 2:
         return replace(variances, values=np.where(known, values, np.nan))
     values = np.maximum(values, SMALLEST_RATIO * float(np.median(values[known])))
-    others, prior = _without_outliers(replace(variances, values=values), known)
-    result = np.where(
-        known, (prior.degrees * prior.value + degrees * values) / (prior.degrees + degrees), np.nan
-    )
-    total = np.minimum(prior.degrees + degrees, float(known.sum()) * degrees)
+    others, (prior, prior_degrees) = _without_outliers(replace(variances, values=values), known)
+    result = np.where(known, (prior_degrees * prior + degrees * values) / (prior_degrees + degrees), np.nan)
+    total = np.minimum(prior_degrees + degrees, float(known.sum()) * degrees)
     is_outlier = known & ~others
     all_values, all_degrees = np.where(is_outlier, values, result), np.where(is_outlier, degrees, total)
     return replace(variances, values=all_values, degrees=all_degrees)
@@ -268,10 +266,7 @@ def with_common(within: Variances, common: tuple[float, float]) -> Variances:
     return replace(within, values=total, degrees=np.where(known, total**2 / below, 0.0))
 
 
-@dataclass(frozen=True)
-class _Prior:
-    value: float
-    degrees: float
+_Prior = tuple[float, float]  # value and degrees
 
 
 def _without_outliers(variances: Variances, known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], _Prior]:
@@ -284,8 +279,8 @@ def _without_outliers(variances: Variances, known: NDArray[np.bool_]) -> tuple[N
         largest = int(np.argmax(np.where(ordinary, values, -np.inf)))
         others = ordinary.copy()
         others[largest] = False
-        prior = _prior(variances, others)
-        probability = special.fdtrc(degrees[largest], prior.degrees, values[largest] / prior.value)
+        prior, prior_degrees = _prior(variances, others)
+        probability = special.fdtrc(degrees[largest], prior_degrees, values[largest] / prior)
         if num_cells * probability >= OUTLIER_LEVEL:
             break
         ordinary = others
@@ -306,10 +301,10 @@ def _prior(variances: Variances, chosen: NDArray[np.bool_]) -> _Prior:
     squares = float(((shifted - mean) ** 2).sum()) + PRIOR_CELLS * (expected + typical)
     excess = squares / (len(values) - 1 + PRIOR_CELLS) - expected
     if excess <= 0:
-        return _Prior(float(np.average(values, weights=degrees)), CERTAIN)
+        return float(np.average(values, weights=degrees)), CERTAIN
     prior_degrees = min(2 * _inverse_trigamma(excess), MOST_DEGREES_OF_TWO if is_of_two else CERTAIN)
     half_prior = prior_degrees / 2
-    return _Prior(math.exp(mean + float(special.psi(half_prior)) - math.log(half_prior)), prior_degrees)
+    return math.exp(mean + float(special.psi(half_prior)) - math.log(half_prior)), prior_degrees
 
 
 def _inverse_trigamma(value: float) -> float:

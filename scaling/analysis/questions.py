@@ -6,7 +6,7 @@ DDP is the library's all-reduce in an overlapped step; where that was not timed,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, get_args
 
@@ -49,18 +49,9 @@ def question_of(study: Mapping[str, Any], rows: Sequence[Row]) -> Question:
     return "speedup" if has_single or len(settings) < 2 else "aggregator"
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """Timed settings of a workload on one link and the most workers; the first is DDP's."""
-
-    given: Mapping[str, Any]
-    ddp: Row
-    others: list[Row]
-
-    @property
-    def values(self) -> dict[str, Any]:
-        names = ("world_size", "peer_access", "iteration_s", "memory_peak_bytes", "device", "step")
-        return {"given": self.given, **{name: self.ddp[name] for name in names}}
+def _values(given: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    names = ("world_size", "peer_access", "iteration_s", "memory_peak_bytes", "device", "step")
+    return {"given": given, **{name: row[name] for name in names}}
 
 
 def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]) -> list[Finding]:
@@ -75,14 +66,14 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
     trained, scatter = [*_trained(rows, by_id)], scatter_of(cells)
     lost = {_name_of_training(one.values): one.values["lost"] for one in trained}
     found = []
-    for one in _measured(rows, cells):
-        lossy = [row for row in one.others if is_lossy(by_id[row["cell_id"]])]
-        exact = [row for row in one.others if row not in lossy]
-        best = {name: _best(one.ddp, some, scatter) for name, some in (("exact", exact), ("lossy", lossy))}
+    for given, ddp, others in _measured(rows, cells):
+        lossy = [row for row in others if is_lossy(by_id[row["cell_id"]])]
+        exact = [row for row in others if row not in lossy]
+        best = {name: _best(ddp, some, scatter) for name, some in (("exact", exact), ("lossy", lossy))}
         if best["lossy"]:
             best["lossy"]["lost"] = lost.get(_name_of_training(best["lossy"]))
         if any(best.values()):
-            found.append(Finding("answer_aggregator", (one.ddp["cell_id"],), {**one.values, **best}))
+            found.append(Finding("answer_aggregator", (ddp["cell_id"],), {**_values(given, ddp), **best}))
     if question == "compression" or not any(one.values["exact"] for one in found):
         found = [replace(one, kind="answer_compression") for one in found]
     return found or (trained if question == "compression" else [])
@@ -91,7 +82,10 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
 _name_of_training = itemgetter("model", "dataset", "world_size", "aggregator")
 
 
-def _measured(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[_Measured]:
+def _measured(
+    rows: Sequence[Row], cells: Sequence[CellResult]
+) -> Iterator[tuple[Mapping[str, Any], Row, list[Row]]]:
+    """What is given, and the timed settings on one link and the most workers: DDP's, and the others."""
     for workload in workloads(TIME, rows, cells):
         by_link = by_key(_settings(workload), lambda row: row["peer_access"])
         for _, same in sorted(by_link.items(), key=lambda link: link[0] is False):  # host-only last
@@ -104,7 +98,7 @@ def _measured(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[_Mea
             if ddp is not None:
                 own = (ddp["aggregator"], ddp["step"])
                 others = [row for row in most if (row["aggregator"], row["step"]) != own]
-                yield _Measured(workload.given, ddp, others)
+                yield workload.given, ddp, others
 
 
 def _settings(workload: CandidateSet) -> list[Row]:
@@ -134,14 +128,15 @@ def _best(ddp: Row, others: Sequence[Row], scatter: StudyScatter) -> dict[str, A
 
 def _memory(table: pd.DataFrame, cells: Sequence[CellResult]) -> Iterator[Finding]:
     measured = [*_measured(to_rows(table), cells)]
-    by_workload = {str(one.given): one for one in reversed(measured)}  # the first link of each
+    by_workload = {str(given): ddp for given, ddp, _ in reversed(measured)}  # the first link of each
     for found in recommend(table, cells, MEMORY):
-        one = by_workload.get(str(found.workload))
-        if found.choice is None or one is None or one.ddp["memory_peak_bytes"] is None:
+        ddp = by_workload.get(str(found.workload))
+        if found.choice is None or ddp is None or ddp["memory_peak_bytes"] is None:
             continue
         names = ("aggregator", "world_size", "memory_peak_bytes", "iteration_s", "peer_access")
-        values = {**one.values, "choice": {name: found.choice.row[name] for name in names}}
-        yield Finding("answer_memory", (found.choice.cell_id, one.ddp["cell_id"]), values)
+        choice = {name: found.choice.row[name] for name in names}
+        values = {**_values(found.workload, ddp), "choice": choice}
+        yield Finding("answer_memory", (found.choice.cell_id, ddp["cell_id"]), values)
 
 
 def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Finding]:
@@ -153,7 +148,7 @@ def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Findi
             by_time = sorted(same, key=lambda row: float(row["iteration_s"]))
             if len({row["bucket_mb"] for row in same}) > 1:
                 best, worst = ({name: row[name] for name in names} for row in (by_time[0], by_time[-1]))
-                values = _Measured(workload.given, by_time[0], by_time[1:]).values
+                values = _values(workload.given, by_time[0])
                 first = by_time[0]["cell_id"]
                 differences = [scatter.difference(first, row["cell_id"]) for row in by_time[1:]]
                 unsure = [

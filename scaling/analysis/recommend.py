@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -37,7 +37,6 @@ from scaling.analysis.decisions import (
     MOST_ASKED,
     TIE_RATIO,
     Difference,
-    State,
     launches_needed,
     state_of,
 )
@@ -71,16 +70,6 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """One of the two decisions: how many workers, or which aggregator."""
-
-    state: State  # of the choice among the best of each
-    choice: int | str  # the world size, or the aggregator's label
-    rivals: list[int | str]  # those that are not shown to be worse
-    others: list[int | str]  # all other ones that were measured
-
-
-@dataclass(frozen=True)
 class Recommendation:
     objective: str  # as asked
     workload: Mapping[str, Any]  # what is given
@@ -94,8 +83,9 @@ class Recommendation:
     limit: Finding | None  # what takes most of the choice's time
     cost: Finding | None  # what it costs to be wrong; None without a choice
     excluded: list[Excluded]  # cells that may not be chosen
-    workers: Decision | None = None  # workers, aggregator: the two decisions; None without a choice
-    aggregator: Decision | None = None
+    # workers, aggregator: the two decisions, see `_decision`; None without a choice
+    workers: Mapping[str, Any] | None = None
+    aggregator: Mapping[str, Any] | None = None
     is_noisy: bool = False  # it takes more than MOST_ASKED: launches scatter too much
     # cell id -> the 95% interval of its time over the choice's
     ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -129,15 +119,10 @@ class Recommendation:
             "further": list(shared[1:]),
             "rivals": rivals,
             "ruled_out": _names(self.ruled_out, shared[0]),
-            "more_repeats": self.more_repeats,
-            "is_noisy": self.is_noisy,
-            "doubts": self.doubts,
+            **{name: getattr(self, name) for name in ("more_repeats", "is_noisy", "doubts")},
             "fewest_launches": FEWEST,
             "tie_ratio": TIE_RATIO,
-            "workers": self.workers and asdict(self.workers),
-            "aggregator": self.aggregator and asdict(self.aggregator),
-            "cost": self.cost,
-            "limit": self.limit,
+            **{name: getattr(self, name) for name in ("workers", "aggregator", "cost", "limit")},
         }
         shown = [self.choice, *(rival.candidate for rival in self.rivals)]
         return Finding("recommendation", tuple(candidate.cell_id for candidate in shown), values)
@@ -264,19 +249,20 @@ def _with_unsure(
 
 def _decision(
     choice: Candidate, others: Sequence[Candidate], scatters: Scatters, key: Callable[[Candidate], Any]
-) -> Decision:
-    """The decision among the best candidates of each value; `others` are in the order of their values."""
+) -> Mapping[str, Any]:
+    """How many workers, or which aggregator: the choice's, its `state` among the best candidates of each, the
+    `rivals` that are not shown to be worse, and the others. `others` are in the order of their values."""
     best: dict[Hashable, Candidate] = {}
     for other in others:
         if key(other) != key(choice):
             best.setdefault(key(other), other)
     differences = {name: scatters.difference(choice, other) for name, other in best.items()}
-    rivals: list[Any] = [
-        name for name, difference in differences.items() if not difference.is_larger or difference.is_same()
-    ]
-    others_named: list[Any] = [name for name in best if name not in rivals]
-    state = state_of([*differences.values()])
-    return Decision("tie" if state == "best" and rivals else state, key(choice), rivals, others_named)
+    rivals = [name for name, one in differences.items() if not one.is_larger or one.is_same()]
+    state: str = state_of([*differences.values()])
+    if state == "best" and rivals:
+        state = "tie"
+    left = [name for name in best if name not in rivals]
+    return {"state": state, "choice": key(choice), "rivals": rivals, "others": left}
 
 
 def _rival(other: Candidate, difference: Difference, num_launches: int) -> Rival:

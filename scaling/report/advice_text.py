@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from scaling.analysis.candidates import Candidate
@@ -201,8 +200,8 @@ def recommendation_as_dict(recommendation: Recommendation) -> dict[str, Any]:
         "ruled_out": [candidate.name for candidate in recommendation.ruled_out],
         "trade_off": recommendation.trade_off and recommendation.trade_off.values["points"],
         "remarks": [text_of(remark) for remark in recommendation.remarks],
-        "workers": recommendation.workers and asdict(recommendation.workers),
-        "aggregator": recommendation.aggregator and asdict(recommendation.aggregator),
+        "workers": recommendation.workers,
+        "aggregator": recommendation.aggregator,
         "doubts": [line_of(doubt) for doubt in recommendation.doubts],
         "limit": line_of(recommendation.limit) if recommendation.limit else None,
         "if_wrong": text_of(recommendation.cost) if recommendation.cost else "",
