@@ -176,8 +176,6 @@ EQUAL_SHARES = 0.05  # shares that differ by less are as large: their findings k
 
 EXPLAINED_KINDS = ("iteration", "convergence")
 
-_IS_LIMIT = {rule.name for rule in LIMITS}
-
 
 def explained(known: Known) -> dict[str, list[Finding]]:
     """Cell id -> what the rules find, the most important first, with the `share` of the step."""
@@ -199,7 +197,7 @@ def explain_cell(row: Row, known: Known) -> list[Finding]:
 
 def is_limit(finding: Finding) -> bool:
     """Whether the finding names what takes the time; otherwise it names a doubt about the numbers."""
-    return finding.kind in _IS_LIMIT
+    return any(rule.name == finding.kind for rule in LIMITS)
 
 
 def limit_of(findings: Sequence[Finding]) -> Finding | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from scaling.analysis.columns import is_of_older_code
+from scaling.analysis.columns import aggregator_name, is_of_older_code
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.explain_view import Values, View
 from scaling.measure.budget import EXCHANGE, HOOK
@@ -47,7 +47,8 @@ def _less(view: View) -> Values:
             return {"remedy": "peer_access", **faster}
     if row["step"] == "eager":
         free, wanted = {"step", "bucket_mb"}, {"step": "overlapped"}
-        with_all_reduce = view.aggregator != "all_reduce" and view.fastest_with(free, **wanted) is None
+        is_other = aggregator_name(row["aggregator"]) != "all_reduce"
+        with_all_reduce = is_other and view.fastest_with(free, **wanted) is None
         if with_all_reduce:
             free, wanted = {*free, "aggregator"}, {**wanted, "aggregator": "all_reduce"}
         remedy = {"remedy": "overlapped", "with_all_reduce": with_all_reduce}

@@ -7,7 +7,7 @@ import numpy as np
 from scaling.analysis.columns import pick, unit_of_workers
 from scaling.analysis.explain_view import Values, View
 from scaling.analysis.periodic import periodic_slowness
-from scaling.analysis.rank_times import SLOW_SHARE
+from scaling.analysis.rank_times import SLOW_SHARE, own_phases
 
 BUSY_ENOUGH = 0.7
 BATCH_SPEED = 0.5
@@ -280,7 +280,7 @@ def slow_rank(view: View) -> Values | None:
 
 def periodic(view: View) -> Values | None:
     launches = view.cell.launches if view.cell else []
-    slowness = periodic_slowness(launches, view.own_phases) if launches else None
+    slowness = periodic_slowness(launches, own_phases(view.row["step"])) if launches else None
     if slowness is None:
         return None
     values = {name: getattr(slowness, name) for name in ("period", "excess_s", "lost_s", "rank", "phase")}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis import rank_times
-from scaling.analysis.columns import Row, aggregator_name, by_key, is_aa_replicate, is_control_arm
+from scaling.analysis.columns import Row, by_key, is_aa_replicate, is_control_arm
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
 from scaling.analysis.noise import aa_pairs, scatter_of
@@ -114,10 +114,6 @@ class View:
         """The largest part of the step that a finding so far calls avoidable; 0 without one."""
         return max((values["share"] for values in self.fired.values()), default=0.0)
 
-    @property
-    def own_phases(self) -> tuple[str, ...]:
-        return rank_times.own_phases(self.row["step"])
-
     @cached_property
     def slow_rank(self) -> rank_times.SlowRankTimes | None:
         """The rank that the others wait for in every launch, in the A/A replicate's too, if any."""
@@ -125,7 +121,7 @@ class View:
             return None
         replicate = self.study.replicates.get(self.cell.cell_id)
         again = replicate.launches if replicate is not None else []
-        slow = rank_times.slow_rank(self.cell.launches, self.own_phases, again)
+        slow = rank_times.slow_rank(self.cell.launches, rank_times.own_phases(self.row["step"]), again)
         return slow if slow and slow.lost_s > (self.row["profiling_overhead_s"] or 0.0) else None
 
     def of_rank(self, key: str, rank: int) -> Iterator[Mapping[str, Any]]:
@@ -208,7 +204,3 @@ class View:
         if self.row["d2h_s"] is not None or self.row["h2d_result_s"] is not None:
             return None
         return sent / seconds if sent and seconds > 0 else None
-
-    @property
-    def aggregator(self) -> str:
-        return aggregator_name(self.row["aggregator"])

@@ -293,9 +293,7 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
 
     joules = [[loss({"train_j": None, **line}, "train_j", where) for line in lines] for lines in ordered]
     counted = math.nan if shares_gpus(record.cell) else 1.0
-    learning_rate, train_accuracy, test_loss = (
-        of_rank_0(name, required=False) for name in ("learning_rate", "train_accuracy", "test_loss")
-    )
+    later = ("learning_rate", "train_accuracy", "test_loss")  # old folders lack them
     return TrainingSamples(
         record.repeat,
         numbers,
@@ -304,10 +302,8 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
         of_rank_0("test_accuracy"),
         counted * np.sum(np.array(joules, dtype=np.float64), axis=0),
         _floats(len(line["step_losses"]) if "step_losses" in line else math.nan for line in ordered[0]),
-        learning_rate,
-        train_accuracy,
-        test_loss,
-        squares_of([line.get("noise") for line in ordered[0]]),
+        **{name: of_rank_0(name, required=False) for name in later},
+        noise=squares_of([line.get("noise") for line in ordered[0]]),
     )
 
 

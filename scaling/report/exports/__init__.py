@@ -11,8 +11,6 @@ from scaling.report.exports.logs import event_files, mllog
 from scaling.report.exports.tidy_csv import tidy_csv
 from scaling.store import ResultsFolder
 
-__all__ = ["FILES", "FORMATS", "chrome_trace", "extra_p", "mllog", "tidy_csv"]
-
 FORMATS: dict[str, Callable[[ResultsFolder, Sequence[CellResult]], Iterator[str]]] = {
     "chrome": chrome_trace,
     "mllog": mllog,

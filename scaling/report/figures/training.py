@@ -310,12 +310,9 @@ def target_bars(group: CellGroup) -> list[TargetBar]:
             name = f"{group.name(row)}, {workers_of(row)}{seeds}"
             low, high = row.get("seconds_to_target_low"), row.get("seconds_to_target_high")
             predicted = [row[f"predicted_s_to_target{end}"] for end in ("", "_low", "_high")]
-            reached = (
-                row["target_accuracy"],
-                row["seconds_to_target"],
-                None if low is None or high is None else (low, high),
-            )
-            bars.append(TargetBar(name, *reached, str(row["target_state"] or ""), *predicted))
+            reached = row["target_accuracy"], row["seconds_to_target"]
+            ends_s = None if low is None or high is None else (low, high)
+            bars.append(TargetBar(name, *reached, ends_s, str(row["target_state"] or ""), *predicted))
     return bars if any(bar.seconds is not None for bar in bars) else []
 
 
