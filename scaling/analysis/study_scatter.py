@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scaling.analysis.columns import by_key
 from scaling.analysis.decisions import Difference, difference, with_variance
 from scaling.analysis.findings import Finding
 from scaling.analysis.launch_effects import INDEPENDENT, Serial, inflations, serial_correlation
@@ -128,18 +129,16 @@ def study_scatter(
     in_order: bool = False,
 ) -> StudyScatter:
     """The scatter of cells and their A/A pairs; launches `in_order` show whether they are correlated."""
-    members: dict[Hashable, list[Hashable]] = {}
-    for cell, measured in times.items():
-        if measured.by_launch and all(value > 0 for value in measured.by_launch.values()):
-            members.setdefault(measured.family, []).append(cell)
-    logs: list[FloatArray] = []
-    smallest: list[FloatArray] = []
-    places: dict[Hashable, _CellPlace] = {}
-    for cells in members.values():
-        matrix = log_matrix([times[cell] for cell in cells])
-        places.update({cell: _CellPlace(len(logs), index) for index, cell in enumerate(cells)})
-        logs.append(matrix)
-        smallest.append((TIMER_S / np.exp(np.nanmean(matrix, axis=1))) ** 2)
+    values = {cell: one.by_launch.values() for cell, one in times.items()}
+    known = [cell for cell, own in values.items() if own and all(value > 0 for value in own)]
+    families = [*by_key(known, lambda cell: times[cell].family).values()]
+    logs = [log_matrix([times[cell] for cell in cells]) for cells in families]
+    smallest: list[FloatArray] = [(TIMER_S / np.exp(np.nanmean(own, axis=1))) ** 2 for own in logs]
+    places = {
+        cell: _CellPlace(number, index)
+        for number, same in enumerate(families)
+        for index, cell in enumerate(same)
+    }
     serial = serial_correlation(logs) if in_order else INDEPENDENT
     scatters = [
         replace(

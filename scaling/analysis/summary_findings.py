@@ -19,6 +19,7 @@ from scaling.analysis.columns import (
     SPEEDUP,
     Row,
     aggregator_name,
+    by_key,
     is_control_arm,
     pick,
     shares_gpus,
@@ -174,10 +175,8 @@ def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[Find
 def _several_hosts(rows: Sequence[Row]) -> Iterator[Finding]:
     """Machines of one type differ in speed, and so does one after a restart: by a host's start, if recorded,
     since names of containers change on one machine."""
-    by_start: dict[str, list[tuple[str, Row]]] = {}
-    for row in rows:
-        for host in row["hosts"].split(SEPARATOR) if row["hosts"] else []:
-            by_start.setdefault(host.rpartition("/")[2], []).append((host, row))
+    runs = [(host, row) for row in rows if row["hosts"] for host in row["hosts"].split(SEPARATOR)]
+    by_start = by_key(runs, lambda run: run[0].rpartition("/")[2])
     if len(by_start) < 2:
         return
     starts = [cells[0][0] for cells in by_start.values()]

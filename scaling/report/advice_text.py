@@ -180,12 +180,9 @@ def lines_of(recommendation: Recommendation) -> Iterator[str]:
         yield filled(text_of(recommendation.trade_off), indent=2)
     for remark in recommendation.remarks:
         yield filled(text_of(remark), indent=2)
-    names: dict[str, dict[str, None]] = {}
-    for candidate in recommendation.excluded:
-        name = candidate.name if candidate.reason.kind in BY_SETTING else candidate.aggregator
-        names.setdefault(text_of(candidate.reason), {})[name] = None
-    for reason, those in names.items():
-        yield filled(f"left out: {', '.join(those)} ({reason})", indent=2)
+    for reason, same in by_key(recommendation.excluded, lambda one: text_of(one.reason)).items():
+        names = dict.fromkeys(one.name if one.reason.kind in BY_SETTING else one.aggregator for one in same)
+        yield filled(f"left out: {', '.join(names)} ({reason})", indent=2)
     yield ""
 
 
