@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from scaling.analysis.candidates import (
     within_memory,
     workloads,
 )
-from scaling.analysis.columns import Row, to_rows
+from scaling.analysis.columns import Row, by_key, to_rows
 from scaling.analysis.control import Peers
 from scaling.analysis.decisions import (
     FEWEST,
@@ -252,10 +252,8 @@ def _decision(
 ) -> Mapping[str, Any]:
     """How many workers, or which aggregator: the choice's, its `state` among the best candidates of each, the
     `rivals` that are not shown to be worse, and the others. `others` are in the order of their values."""
-    best: dict[Hashable, Candidate] = {}
-    for other in others:
-        if key(other) != key(choice):
-            best.setdefault(key(other), other)
+    differing = [other for other in others if key(other) != key(choice)]
+    best = {name: same[0] for name, same in by_key(differing, key).items()}
     differences = {name: scatters.difference(choice, other) for name, other in best.items()}
     rivals = [name for name, one in differences.items() if not one.is_larger or one.is_same()]
     state: str = state_of([*differences.values()])

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch, Patch
 
+from scaling.analysis.columns import by_key
 from scaling.collectives.schedule import Schedule
 from scaling.files.texts import compact, gigabytes, gigabytes_per_s, microseconds
 from scaling.report.figures.draw import svg_of
@@ -213,11 +214,8 @@ def _frames(axes: Axes, topology: Topology, layout: Layout) -> None:
         _box(axes, (-MARGIN, -MARGIN), size, (), (PAPER, FRAME), zorder=0)
         words = f"one of {topology.num_nodes} nodes: {topology.machine.name}"
         axes.text(layout.width, -MARGIN - 8, words, ha="right", color=GREY)
-    boards: dict[str, list[Box]] = {}
-    for box in layout.boxes.values():
-        if box.device.board is not None:
-            boards.setdefault(box.device.board, []).append(box)
-    for name, gpus in boards.items():
+    boxes = [box for box in layout.boxes.values() if box.device.board is not None]
+    for name, gpus in by_key(boxes, lambda box: box.device.board).items():
         x, right, y = min(b.x for b in gpus) - 6, max(b.x + b.width for b in gpus) + 6, gpus[0].y - 8
         size = (right - x, gpus[0].height + BOARD_LABEL_HEIGHT + 8)
         _box(axes, (x, y), size, (), ("#f7f7f4", FRAME), zorder=1, linestyle="--")

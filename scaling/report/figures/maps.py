@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from scaling.analysis.columns import by_key
 from scaling.analysis.groups import CellGroup, main_variant
 from scaling.analysis.links import CellLinks, all_links
 from scaling.analysis.samples import CellResult, Floats, IterationLaunch
@@ -144,12 +145,10 @@ def link_map(data: FigureInput) -> Iterator[Drawn]:
 def link_remarks(
     known: Mapping[str, Sequence[CellLinks]], left_out: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    names: dict[str, dict[str, None]] = {}
-    for reasons in left_out.values():
-        for name, reason in reasons.items():
-            names.setdefault(reason, {})[name] = None
+    pairs = dict.fromkeys(pair for reasons in left_out.values() for pair in reasons.items())
     remarks = [
-        f"Not in Bytes on the links: {', '.join(without)}: {reason}." for reason, without in names.items()
+        f"Not in Bytes on the links: {', '.join(name for name, _ in without)}: {reason}."
+        for reason, without in by_key(pairs, lambda pair: pair[1]).items()
     ]
     cells = [cell for same in known.values() for cell in same]
     too_busy = dict.fromkeys(
