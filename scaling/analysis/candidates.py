@@ -77,10 +77,7 @@ class Candidate:
         return {
             "name": self.name,
             "short": self.parts[0],
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "quantity": self.quantity,
+            **pick(vars(self), "value", "low", "high", "quantity"),
             "target_accuracy": self.row["target_accuracy"],
             "is_one_launch": self.method == ONE_LAUNCH,
             "num_launches": self.num_launches,

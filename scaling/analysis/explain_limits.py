@@ -140,10 +140,8 @@ def small_batch(view: View) -> Values | None:
         "compute_s": compute_s,
         "compute_s_at_larger_batch": other_s,
         "speed_per_sample_ratio": speed,
-        "local_batch": row["local_batch"],
         "larger_batch": other["local_batch"],
-        "step": row["step"],
-        "device": row["device"],
+        **pick(row, "local_batch", "step", "device"),
     }
 
 
@@ -264,15 +262,9 @@ def slow_rank(view: View) -> Values | None:
     first, *_ = slow.phases_s
     return {
         "share": min(1.0, slow.lost_s / view.step_s),
-        "rank": slow.rank,
+        **vars(slow),
         "phase": first,
-        "phases_s": dict(slow.phases_s),
-        "lost_s": slow.lost_s,
-        "bucket": slow.bucket,
-        "num_buckets": slow.num_buckets,
-        "late_s": list(slow.late_s),
         "late_exchange": next((at for at, s in enumerate(slow.late_s) if s >= max(slow.late_s) / 2), None),
-        "steps_ratio": slow.steps_ratio,
         "num_launches": view.row["repeats"],
         "queued_ratio": _queued_ratio(view, slow.rank),
     }

@@ -23,7 +23,7 @@ from itertools import compress
 from operator import itemgetter
 from typing import Any
 
-from scaling.analysis.columns import Row, aggregator_name, by_key
+from scaling.analysis.columns import Row, aggregator_name, by_key, pick
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_key, group_rows
 from scaling.analysis.learning import REACHED, family_key, over_seeds
@@ -168,9 +168,8 @@ def seed_noise_finding(noise: SeedNoise) -> Finding:
         "score": noise.score,
         "reference": {
             **setting(exact[0].row),
+            **pick(vars(noise), "mean", "spread"),
             "num_exact": len(exact),
-            "mean": noise.mean,
-            "spread": noise.spread,
             "num_seeds": max(one.row["num_seeds"] or 1 for one in exact),
         },
         "noise": noise.noise,
@@ -186,10 +185,8 @@ def _values(one: Compared, decision: Decision) -> dict[str, Any]:
         **setting(one.row),
         "exchange": "lossy" if one.is_lossy else "exact",
         "mean": one.mean,
-        "difference": decision.difference,
         "distance": abs(decision.difference),
-        "noise": decision.noise,
-        "verdict": decision.verdict,
+        **vars(decision),
     }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, OF_PEERS, TIME, Candidate, Excluded, workloads
-from scaling.analysis.columns import SPEEDUP, Row, is_of_older_code, to_rows, unit_of_workers
+from scaling.analysis.columns import SPEEDUP, Row, is_of_older_code, pick, to_rows, unit_of_workers
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.explain import is_too_noisy
 from scaling.analysis.explain_view import Known, View
@@ -328,9 +328,7 @@ def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | N
     rest_s = lost_s - exchange_s
     shares = _shares(row, lost_s, exchange_s, _computation(row, [choice, *others]))
     return {
-        "world_size": row["world_size"],
-        "local_batch": row["local_batch"],
-        "iteration_s": step_s,
+        **pick(row, "world_size", "local_batch", "iteration_s"),
         "is_strong": row["scaling"] == "strong",
         "ideal_s": step_s - lost_s,
         "exchange_s": exchange_s,
