@@ -1,15 +1,10 @@
 """Batch normalisation with the mean and variance of the global batch, so that it learns as one worker would.
 
-1. forward: one all-reduce adds up each channel's count, sum and sum of squares (in float64, so that the
-   variance does not cancel out); everybody normalises with the result.
-2. backward: the gradient passes through mean and variance: two sums a channel are added up by one all-reduce.
-   The gradients of weight and bias stay local sums, which the aggregator brings together with all others.
+Each channel's count, sum and sum of squares are added up in float64, so that the variance does not cancel
+out. The gradients of weight and bias stay local sums, which the aggregator brings together with all others.
+On CUDA it is torch's SyncBatchNorm (torch/nn/modules/_functions.py) but for workers that share a GPU.
 
-On CUDA it is torch's own SyncBatchNorm, which knows no CPU; this one stands in for it there, between threads,
-and between workers that share a GPU.
-
-Reference: S. Ioffe, C. Szegedy, "Batch normalization: accelerating deep network training by reducing internal
-covariate shift", arXiv 1502.03167; torch/nn/modules/_functions.py, class SyncBatchNorm.
+Reference: S. Ioffe, C. Szegedy, "Batch normalization", arXiv 1502.03167.
 """
 
 from __future__ import annotations

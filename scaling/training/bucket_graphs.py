@@ -1,11 +1,8 @@
-"""Exchanges of buckets as CUDA graphs, which a communication hook replays.
+"""Exchanges of buckets as CUDA graphs, which a communication hook replays: one launch instead of some twenty.
 
-In a hook Python and some twenty launches a bucket hold the backward pass back; a replay is one launch.
-Neighbouring buckets of lossy aggregators, whose messages are small, share a graph: it is replayed when the
-last of them is there. The last bucket, whose exchange nothing hides, has one of its own. A graph works on the
-buckets' own memory, which DDP keeps once its buckets stay.
-
-Reference: the CUDA graphs section of torch's documentation (notes/cuda.html).
+Neighbouring buckets with small messages share a graph, replayed when the last of them is there. The last
+bucket, whose exchange nothing hides, has its own. Graphs work on the buckets' own memory, which DDP keeps
+once its buckets stay. Reference: docs.pytorch.org/docs/stable/notes/cuda.html (CUDA graphs).
 """
 
 from __future__ import annotations
@@ -68,10 +65,8 @@ class _Graph:
 
 
 class BucketGraphs:
-    """The graphs of all buckets. Collective to make; states and random state are afterwards as before.
-    `gradients`: each bucket's memory; `in_place`: means end there, which spares copies where the parameters'
-    gradients are views of it; `recorder`: has replays pass marks between phases, where this torch has them
-    (2.8)."""
+    """Collective to make; states and random state are afterwards as before. `gradients`: each bucket's
+    memory; `in_place`: means end there; `recorder`: has replays pass marks between phases (torch 2.8)."""
 
     def __init__(
         self,
@@ -146,10 +141,7 @@ class BucketGraphs:
         return _Graph(graph, buckets, metered, marks)
 
     def launch(self, index: int, gradient: Tensor, record: Record | None, *, is_profiled: bool) -> Future:
-        """Sets the exchange of a bucket going, or leaves it to the next one's; the future has the mean.
-
-        The current stream waits for all exchanges behind the last bucket, which ends the backward pass.
-        """
+        """The future has the mean. The current stream waits for all exchanges behind the last bucket."""
         bucket = self._buckets[index]
         assert bucket.gradient.data_ptr() == gradient.data_ptr(), "DDP keeps the memory of its buckets"
         graph = self._graph_behind.get(index)

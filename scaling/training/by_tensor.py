@@ -1,13 +1,9 @@
 """A step that pushes and pulls each tensor as soon as its gradient is there, as a key-value store does.
 
-Each parameter is a bucket of its own, as in the eager step. When the backward pass has its gradient, its
-exchange and its update begin, one after the other, on a stream of their own. Where the processor sums or
-there is no GPU, a thread runs them; the backward pass goes on meanwhile. The step ends when all are done.
-Where the whole mean is to be clipped, the updates come then. The sums and updates are those of the eager
-step.
+Each parameter is a bucket; exchanges and updates run one after the other, on a stream of their own, or in a
+thread where the processor sums. Where the whole mean is to be clipped, the updates come at the end.
 
-Reference: apache/mxnet, python/mxnet/model.py (`_update_params_on_kvstore`: push and pull of each parameter)
-and src/engine (operations begin when what they read is there).
+Reference: apache/mxnet, python/mxnet/model.py (`_update_params_on_kvstore`) and src/engine.
 """
 
 from __future__ import annotations

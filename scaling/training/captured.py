@@ -1,11 +1,7 @@
 """The whole training step as one CUDA graph: the same kernels, launched at once.
 
-Small networks are bound by the time that Python takes to launch kernels. Forward, backward, exchange and
-update run on static buffers into which each batch is copied; the learning rate is a tensor on the device,
-since a number would be frozen into the graph.
-
-What a few steps of warm-up change (parameters, momentum, statistics of batch normalisation, residuals, the
-random state) is put back, so that training begins where an eager one would.
+It runs on static buffers into which each batch is copied; the learning rate is a tensor on the device, since
+a number would be frozen into the graph. What the warm-up changes is put back.
 
 Reference: the CUDA graphs section of torch's documentation (notes/cuda.html).
 """
@@ -28,9 +24,8 @@ WARMUP_STEPS = 3
 
 
 class CapturedStep(TrainingStep):
-    """A graph of `step`: on CUDA, of an aggregator that can be captured, made with `capturable`. A
-    `LayeredStep` brings gradients together under its backward pass. `uncaptured` works on the same
-    tensors; it alone records what goes into exchanges."""
+    """Of an aggregator that can be captured. `uncaptured` works on the same tensors; it alone records
+    exchanges."""
 
     settle_profiled = True
 

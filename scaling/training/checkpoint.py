@@ -1,9 +1,7 @@
 """What a training needs to go on in another process, as bytes: later steps have the bits of an uncut one.
 
-A rank's checkpoint holds its step (parameters, buffers, momentum, residuals), torch's random states, and what
-was recorded so far. Order of the samples, augmentation and learning rate follow from seed, epoch and step.
-The bytes begin with a digest of the rest, which says what it was made for: flipped bits, and another model,
-rank or world size, are found before anything is restored.
+Order of the samples, augmentation and learning rate follow from seed, epoch and step. A digest at the start
+finds flipped bits, and another model, rank or world size, before anything is restored.
 """
 
 from __future__ import annotations
@@ -73,10 +71,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One rank's, after an epoch. `random_states`: of the processor, and of the rank's GPU if it has one;
-    `hosts`: where it was trained so far (`topologies.detect_host.this_start`), the first first;
-    `saved_together`: the same for the checkpoints of all ranks that were saved together, and for no others.
-    """
+    """One rank's, after an epoch. `hosts`: where it was trained so far (`topologies.detect_host.this_start`),
+    the first first; `saved_together`: equal in the checkpoints of all ranks that were saved together."""
 
     progress: TrainingProgress
     rows: list[dict[str, Any]]

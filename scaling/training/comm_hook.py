@@ -1,14 +1,8 @@
-"""An aggregator as the communication hook of a DDP model in anybody's script:
-
-    model = DistributedDataParallel(...)
-    model.register_comm_hook(*scaling.comm_hook("one_bit", model))
+"""An aggregator as the communication hook of a DDP model in anybody's script (docs/how-to/comm-hook.md).
 
 The first backward passes exchange exact means, until DDP's buckets stay. The next two exchanges of each
-bucket are checked as a study's are (`scaling.training.exchange_check`); if one breaks its law, the ranks go
-back to exact means, with a warning that says why. On GPUs exchanges are CUDA graphs where the aggregator can
-be captured.
-
-Reference: torch's documentation of DDP communication hooks.
+bucket are checked as a study's are; if one breaks its law, the ranks go back to exact means with a warning.
+On GPUs exchanges are CUDA graphs where the aggregator can be captured.
 """
 
 from __future__ import annotations
@@ -37,9 +31,8 @@ CHECKED_PASSES = 2
 
 
 class CommHook:
-    """What `comm_hook` hands to DDP as the hook's state. Collective to make. `fallback`: why exchanges are
-    exact means; "" while the aggregator runs; `is_closed`: its process group has ended; it keeps no CUDA
-    graphs."""
+    """Collective to make. `fallback`: why exchanges are exact means; "" while the aggregator runs;
+    `is_closed`: its process group has ended; it keeps no CUDA graphs."""
 
     def __init__(self, aggregator: Aggregator[Any], model: DistributedDataParallel) -> None:
         named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
@@ -125,10 +118,9 @@ class CommHook:
 
 
 def comm_hook(name: str, model: DistributedDataParallel, **parameters: Any) -> tuple[CommHook, Any]:
-    """An aggregator for `model.register_comm_hook(*scaling.comm_hook(...))`: the hook's state, and the hook.
-    Collective. `name`: of one that can run under the backward pass: `one_bit`, `power_sgd`, `top_k`, `bf16`;
-    `parameters`: as in a study (`approximation_size=4`). StudyError: the aggregator is no hook, or does not
-    fit the model. LaunchError: the model's process group lacks ranks, or is not of NCCL on GPUs."""
+    """The state and the hook for `model.register_comm_hook(*scaling.comm_hook("power_sgd", model))`.
+    Collective. StudyError: the aggregator is no hook, or does not fit the model. LaunchError: the model's
+    process group lacks ranks, or is not of NCCL on GPUs."""
     if not isinstance(model, DistributedDataParallel):
         raise StudyError(f"scaling.comm_hook: model is a {type(model).__name__}; give the DDP model itself")
     return CommHook(create(name, parameters), model), _hook

@@ -1,22 +1,11 @@
 """How a replica computes its gradient: precision, micro-batches, checkpointing, the order of channels.
 
-Parameters, their gradients and the optimizer's state are float32 in every precision: master weights. Under
-bf16 and fp16 torch.autocast computes matrix products and convolutions in 16 bits, and what needs the range,
-such as the loss, in 32.
+Parameters, gradients and the optimizer's state are float32 in every precision: master weights. Parameters
+stay in the usual order with channels last: a convolution reorders its weight itself, in every pass.
 
-The gradients of a batch's `accumulate` micro-batches add up, and are exchanged once, under or after the last
-one's backward pass. With checkpointing a layer keeps its input alone, and is computed again in the backward
-pass.
-
-Channels last: the module's input, [N, C, H, W], is copied into that order in every forward pass;
-convolutions, normalisations and pointwise operations hand that order on, and so do their gradients.
-Parameters and gradients stay views of flat buffers, in the usual order: a convolution reorders its weight
-itself, in every pass, which is small compared with the activations.
-
-References: P. Micikevicius et al., "Mixed precision training", arXiv 1710.03740; torch's documentation of
-torch.amp; T. Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174;
-torch.utils.checkpoint; "Channels Last Memory Format in PyTorch",
-docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html.
+References: P. Micikevicius et al., "Mixed precision training", arXiv 1710.03740; T. Chen et al., "Training
+deep nets with sublinear memory cost", arXiv 1604.06174; torch's documentation of torch.amp,
+torch.utils.checkpoint, and "Channels Last Memory Format in PyTorch".
 """
 
 from __future__ import annotations

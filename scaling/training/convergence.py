@@ -1,8 +1,7 @@
 """Trains one cell for its epochs and records what it learns.
 
-The order of the global batches, and what augmentation does to a sample, depend on seed and epoch alone, so
-that worlds of different sizes see the same batches. Seconds and energy of training hold all that the steps
-need, augmentation too, and leave evaluation and checkpoints out.
+Batches and augmentation depend on seed and epoch alone, so that worlds of different sizes see the same.
+Seconds and energy of training hold all that the steps need, without evaluation and checkpoints.
 """
 
 from __future__ import annotations
@@ -69,17 +68,13 @@ def train(
     after_each: Callable[[], None] = lambda: None,
     noise: NoiseProbe | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Trains, yielding one row after each epoch. `train_split`: all samples, on the step's device, or in host
-    memory to copy each batch from; `test_split`: likewise; each rank evaluates a share; `group`: the ranks
-    that train together; sums losses and hits between epochs, outside the training time; `seconds_of_slowest`:
-    the largest of the ranks' values, collective; `after`: what was trained before; the step has been brought
-    there already; `noise`: looks at some steps' gradients, in their time.
+    """Yields one row after each epoch. `train_split`: on the step's device, or in host memory to copy each
+    batch from; `group`: sums losses and hits between epochs, outside the training time; `seconds_of_slowest`:
+    collective; `after`: what was trained before; the step has been brought there already.
 
-    In a row `epoch` is from 1, `samples` of all ranks and `train_s` of the slowest so far, `learning_rate`
-    that of the epoch's last step, `step_losses` means over the global batch before each update,
-    `train_accuracy` after the epoch, on as many training samples as there are test samples, not augmented,
-    `bytes_sent` by this rank in the epoch's steps.
-    """
+    In a row `samples` are of all ranks, `train_s` of the slowest so far, `learning_rate` of the epoch's last
+    step, `step_losses` means over the global batch before each update, `train_accuracy` on as many training
+    samples as there are test samples, not augmented, `bytes_sent` by this rank in the epoch's steps."""
     train_s, train_j = after.train_s, after.train_j
     distance = -(-len(train_split) // max(1, len(test_split)))  # always the same samples, and no copy of them
     probed = Split(train_split.inputs[::distance], train_split.targets[::distance])

@@ -26,11 +26,10 @@ TAKES_SIZES = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel)
 
 @dataclass(frozen=True)
 class DdpSettings:
-    """Arguments of DistributedDataParallel, besides the size of its buckets. `first_bucket_mb`: upper size of
-    the first bucket, in MiB; None: as of the others; `bucket_sizes_mb`: of all buckets one by one, in place
-    of both; the last one is that of all further buckets too; `find_unused_parameters`: None: where the loss
-    does not depend on some parameter; `compiled`: torch.compile is given the wrapped model, so that it splits
-    the graph at the buckets' ends."""
+    """Arguments of DistributedDataParallel. `bucket_sizes_mb`: of all buckets one by one, in MiB; the last is
+    that of all further ones too; `find_unused_parameters`: None: where the loss does not depend on some
+    parameter; `compiled`: torch.compile is given the wrapped model, and splits the graph at the buckets'
+    ends."""
 
     first_bucket_mb: float | None = None
     bucket_sizes_mb: tuple[float, ...] | None = None

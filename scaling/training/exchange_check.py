@@ -2,24 +2,15 @@
 
 Three laws, of which the first that applies is checked, element by element, in float64:
 
-- "exact mean": the mean of the contributions, within the rounding of its additions; of aggregators that are
-  not lossy.
+- "exact mean" within the rounding of its additions; of aggregators that are not lossy.
 - "residuals": n times the mean + the new residuals = the contributions + the old residuals, summed over the
-  ranks, within rounding; of lossy ones with error feedback (S. P. Karimireddy et al., "Error Feedback Fixes
-  SignSGD and other Gradient Compression Schemes", ICML 2019).
-- "error bound": the mean is off by no more than the aggregator itself states (`Aggregator.error_bound`).
+  ranks; of error feedback (S. P. Karimireddy et al., ICML 2019).
+- "error bound": the mean is off by no more than `Aggregator.error_bound`.
 
-Contributions travel by broadcasts of chunks from each rank in turn, which no aggregator uses for gradients: n
-times the bucket's bytes.
-
-`require_equal` tells whether all ranks have the same parameters, bit for bit. Each rank hashes each tensor on
-its device: bits as integers times random odd keys, summed modulo 2^64 (multilinear hashing); of the sum the
-highest 52 bits. Two tensors that differ in one element have the same one with a probability of 2^-32 at most.
-The ranks compare the largest and the smallest hash of each tensor: one message of 16 bytes a tensor. Only
-where they differ the tensors travel, to say which ranks differ, and how far.
-
-Source of the hash: J. L. Carter and M. N. Wegman, "Universal classes of hash functions", Journal of Computer
-and System Sciences 18 (1979).
+Contributions travel by broadcasts, which no aggregator uses for gradients. `require_equal` compares hashes of
+each tensor: bits as integers times random odd keys, modulo 2^64, of which the highest 52 bits count; two
+tensors that differ in one element collide with a probability of 2^-32 at most (J. L. Carter and M. N. Wegman,
+"Universal classes of hash functions", 1979). Only where they differ the tensors travel.
 """
 
 from __future__ import annotations
@@ -63,9 +54,8 @@ COARSE = 0.03
 
 @dataclass(frozen=True)
 class Deviation:
-    """The element of an exchange that is furthest off on this rank. `ratio`: of its error to what the law
-    allows; above 1 the law is broken; `coarse`: tensors whose gradient varies too much to be compared to
-    `COARSE`."""
+    """The element that is furthest off on this rank. `ratio`: of its error to what the law allows; `coarse`:
+    tensors whose gradient varies too much to be compared to `COARSE`."""
 
     ratio: float
     element: int = 0
@@ -116,9 +106,8 @@ def _scales(exchange: BucketExchange, finite: bool) -> list[float]:
 
 
 def _slacks(exchange: BucketExchange, scales: Sequence[float], world_size: int) -> list[float]:
-    """How far off each tensor's mean may be in any case; empty where its exchange was seen. A tensor far
-    below the rounding of the model's largest gradient, such as the bias of attention's keys, may be nothing
-    but rounding, and is not compared."""
+    """How far off each tensor's mean may be in any case: one far below the rounding of the model's largest
+    gradient, such as the bias of attention's keys, may be nothing but rounding."""
     if exchange.repeats is None:
         return []
     times = REPEATED_TIMES / math.sqrt(world_size)

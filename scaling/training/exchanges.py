@@ -18,9 +18,8 @@ from scaling.process_group import Group
 
 @dataclass(frozen=True)
 class RepeatDifferences:
-    """By how much computations of the same gradient differ on this rank: `eps`: epsilon of the precision that
-    they are computed in; `apart`: of each tensor of the bucket, the largest difference of one to the first.
-    """
+    """Of the same gradient computed again: `eps` of its precision; `apart`: of each tensor, the largest
+    difference."""
 
     eps: float
     apart: tuple[float, ...]
@@ -28,10 +27,9 @@ class RepeatDifferences:
 
 @dataclass(frozen=True)
 class BucketExchange:
-    """One exchange of one bucket on this rank; all tensors are copies, [num_elements] in the bucket's layout.
-    `contribution`: the gradient, or what an aggregator with a momentum of its own makes of it; `mean`: of use
-    in the owned elements; None where the rank owns none; `repeats`: of a gradient that was computed a second
-    time, since the exchange does not show it."""
+    """On this rank; tensors are copies, [num_elements]. `contribution`: what goes into the exchange; `mean`:
+    of use in the owned elements; None where there are none; `repeats`: of a gradient computed a second time.
+    """
 
     layout: BucketLayout
     contribution: Tensor

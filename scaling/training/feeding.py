@@ -1,14 +1,9 @@
 """How batches come to the device: input placement, an axis of timed cells.
 
 - `device`: all samples are there, and each batch is gathered there.
-- `pinned`: ready batches in page-locked host memory; the next one is copied on a stream of its own while the
-  step runs, so that a step waits only for what is left of the copy.
-- `pageable`: ready batches in ordinary host memory; each is copied at the step's start, and waited for.
-- `loader`: torch's DataLoader with worker processes over single samples, as most training scripts have it, in
-  page-locked memory on CUDA, copied at the step's start.
-
-"Ready" batches were gathered before the first step: their cost is the transfer alone, `loader`'s the whole
-input pipeline. Of every placement a batch may be augmented once it is on the device.
+- `pinned`, `pageable`: batches gathered before the first step, so that the cost is the transfer alone; from
+  pinned memory the next one is copied while the step runs.
+- `loader`: torch's DataLoader with worker processes over single samples, as most training scripts have it.
 """
 
 from __future__ import annotations
@@ -45,10 +40,9 @@ class Feeder(Protocol):
 def feeder_for(
     placement: InputPlacement, split: Split, batches: Tensor, device: torch.device, num_workers: int
 ) -> Feeder:
-    """The feeder of that placement. `split`: all training samples, on the device; or in host memory, where
-    they do not fit there: of placement `device` those of the batches are brought there; `batches`:
-    [num_batches, local_batch] indices of samples, on the host; taken in turn. StudyError: copies to a device
-    are asked for on a CPU."""
+    """`split`: all training samples, on the device, or in host memory where they do not fit; `batches`:
+    [num_batches, local_batch] indices on the host, taken in turn. StudyError: copies to a CPU are asked for.
+    """
     if placement in ("pinned", "pageable") and device.type != "cuda":
         raise StudyError(
             f"input_placement: {placement} is a copy to a GPU; on {device.type} use device or loader"
@@ -67,9 +61,7 @@ def feeder_for(
 
 
 class AugmentedFeeder:
-    """Crops and mirrors the images [local_batch, channels, height, width] of another feeder, in the phase
-    `input`, as a training's step does; its variations are drawn before, which a training does once an epoch.
-    """
+    """Crops and mirrors images [local_batch, channels, height, width]; variations are drawn before."""
 
     def __init__(self, feeder: Feeder, batches: Tensor, variations: Variations, device: torch.device) -> None:
         self._feeder, self._batches = feeder, cycle(batches.to(device))

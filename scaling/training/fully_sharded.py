@@ -1,11 +1,7 @@
 """The step of torch's fully_shard (FSDP2): each rank keeps a shard of each parameter, its gradient and state.
 
-Blocks of layers are gathered and released one at a time, the outermost module last. torch shows nothing of
-its exchange, so no phase of it is marked: it is part of `forward` and `backward`. For the checks this rank's
-gradients are computed once more, without FSDP, from the whole parameters.
-
-Reference: Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv
-2304.11277; torch's documentation of torch.distributed.fsdp.fully_shard.
+torch shows nothing of its exchange: it is part of `forward` and `backward`. For the checks this rank's
+gradients are computed once more, without FSDP. Reference: Y. Zhao et al., "PyTorch FSDP", arXiv 2304.11277.
 """
 
 from __future__ import annotations
@@ -39,11 +35,9 @@ from scaling.workloads.base import Loss, cross_entropy
 
 
 class ShardedReplica(Replica):
-    """A model of which each rank keeps shards, `trainable` as plain tensors; `layout` has the whole shapes.
-    Collective to make. `reshard_after_forward`: see `Fsdp2`; a number only without `shard_ranks`;
-    `shard_ranks`: neighbouring ranks that share a replica, as far as they divide the ranks; None: all;
-    `bytes_sent`: per rank in a step, as torch fills shards up; `mesh`: of the ranks; its last dimension has
-    those that share a replica."""
+    """`layout` has the whole shapes. Collective to make. `shard_ranks`: neighbouring ranks that share a
+    replica; None: all; `bytes_sent`: per rank in a step, as torch fills shards up; the last dimension of
+    `mesh` has the ranks that share a replica."""
 
     def __init__(
         self,

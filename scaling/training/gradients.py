@@ -1,20 +1,11 @@
 """What happens to gradients between the backward pass and the update: scaled, cast, checked and clipped.
 
-With fp16 the loss is multiplied by a scale, so that small gradients are not rounded to zero:
+With fp16 the loss is multiplied by a scale, so that small gradients are not rounded to zero. The mean is
+searched for infinities on the device: where there is one, the update changes nothing, and the scale is
+halved; after GROWTH_INTERVAL steps without one it is doubled. Every rank finds the same.
 
-1. The scaled gradients are exchanged; the mean is divided by the scale and searched for infinities.
-2. Where there is one, the update changes nothing, and the scale is halved; after GROWTH_INTERVAL steps
-   without one it is doubled. All of it stays on the device: no host waits for the search.
-
-Every rank has the same mean, and so finds the same. The numbers are those of torch.amp.GradScaler, which
-does this for one optimizer; here one scale serves the buckets of a step.
-
-Clipping multiplies the whole gradient so that its 2-norm is `clip_norm` at most: of the mean, or of each
-rank's own gradient before it is exchanged.
-
-References: P. Micikevicius et al., "Mixed precision training", arXiv 1710.03740; R. Pascanu, T. Mikolov,
-Y. Bengio, "On the difficulty of training recurrent neural networks", arXiv 1211.5063 (clipping);
-torch/amp/grad_scaler.py; torch/nn/utils/clip_grad.py.
+References: P. Micikevicius et al., "Mixed precision training", arXiv 1710.03740; R. Pascanu, T. Mikolov, Y.
+Bengio, arXiv 1211.5063 (clipping); torch/amp/grad_scaler.py; torch/nn/utils/clip_grad.py.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 
 class HookedBuckets:
-    """The buckets that a hook has seen, each with its aggregator's state; `wire` is the dtype of the
-    messages. On GPUs the exchange of a bucket is a CUDA graph where the aggregator can be captured and
-    `captures` is not False."""
+    """`wire` is the dtype of the messages. On GPUs exchanges are CUDA graphs where they can be, unless
+    `captures` is False."""
 
     captures = True
 
@@ -171,9 +170,8 @@ class HookedBuckets:
 
 
 class _SideStream:
-    """Runs work in order, concurrently with the computation: on a stream, or in a thread of its own. DDP
-    passes on no error of a future: a failure is kept for the caller, and nothing is run after it, since the
-    other ranks still wait for the work that failed."""
+    """Runs work in order, on a stream or in a thread of its own. DDP passes on no error of a future: a
+    failure is kept, and nothing is run after it, since other ranks still wait for the work that failed."""
 
     def __init__(self, device: torch.device) -> None:
         self._failure: BaseException | None = None
@@ -214,9 +212,8 @@ def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class LibraryHookBuckets(HookedBuckets):
-    """On a GPU the hook is called as DDP would call it; on a CPU buckets take their turn in a thread: torch's
-    hook answers Gloo's threads by further exchanges, so that several under way would meet other ranks' in
-    another order."""
+    """On a CPU buckets take their turn in a thread: torch's hook answers Gloo's threads by further exchanges,
+    so that several under way would meet other ranks' in another order."""
 
     _hook: Any
 

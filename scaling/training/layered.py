@@ -1,16 +1,11 @@
-"""A step that brings gradients together layer by layer under its backward pass, made to be captured: without
-DDP, and without waiting for the host.
+"""A step that brings gradients together layer by layer under its backward pass, made to be captured.
 
-Each parameter of at least `bucket_mb` MiB is a bucket of its own, the last layer's first; the others, by
-dtype, share buckets that are as large. When the gradients of a bucket are there, one of NUM_STREAMS side
-streams takes them on: aggregation, then the update of these parameters, which the backward pass has no more
-need of. On a CPU the backward pass waits for it. Where the whole mean is to be clipped or searched for
-infinities, the updates come behind that; of several micro-batches only the last one's pass exchanges.
+Each parameter of at least `bucket_mb` MiB is a bucket, the last layer's first; the others, by dtype, share
+buckets that are as large. One of NUM_STREAMS side streams takes a bucket on: aggregation, then the update,
+unless the whole mean is to be clipped or searched for infinities.
 
-Where each rank owns a shard of a bucket it steps that alone, and the new parameters go to all at once. An
-aggregator that releases gradients has each rank forget those of the bucket then. A bucket of one parameter is
-taken as autograd made it; the gradients of several are copied side by side first. Residuals and other state
-are each bucket's own.
+Where each rank owns a shard of a bucket it steps that alone. A bucket of one parameter is taken as autograd
+made it; the gradients of several are copied side by side first.
 
 Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv
 2006.15704 (buckets in the order in which gradients come).
@@ -46,9 +41,8 @@ NUM_STREAMS = 2
 
 @dataclass
 class _Bucket:
-    """Some parameters of one dtype, in the replica's order. `owned`: the elements of the bucket that this
-    rank steps, if any; `flat`: where the gradients of several are copied to; None of one, and where they are
-    released; `mean`: of the last exchange, of the owned elements, where its update has to wait."""
+    """Of one dtype. `owned`: the elements that this rank steps; `flat`: where the gradients of several are
+    copied to, unless they are released; `mean`: of the owned elements, where its update has to wait."""
 
     parameters: list[torch.nn.Parameter]
     number: int
@@ -259,9 +253,8 @@ def _within(spans: list[Span], owned: Span | None) -> list[Span]:
 
 
 def bucket_tensors(layout: BucketLayout, min_elements: float) -> list[list[int]]:
-    """The numbers of the tensors in each bucket, ascending; buckets in the order in which they are complete.
-    A tensor of at least `min_elements` is a bucket of its own; smaller ones, the last first, share a bucket
-    until they have as many."""
+    """The numbers of the tensors in each bucket, ascending; a tensor of `min_elements` is a bucket of its
+    own, smaller ones, the last first, share one. Buckets are in the order in which they are complete."""
     buckets: list[list[int]] = []
     shared: list[int] = []
     total = 0

@@ -1,20 +1,12 @@
 """Learning rates: how they follow the global batch, and how they change over a training.
 
-Pure functions of the step. The optimizer is torch's SGD, w -= rate * v with v = momentum * v + gradient: the
-rate is no part of v, so a rate that changes needs no correction of the momentum (Goyal et al., remark 2).
+Torch's SGD has no rate in v = momentum * v + gradient, so a rate that changes needs no correction of the
+momentum (Goyal et al., remark 2). In warm-up step t of W, from 0, has (t + 1) / W of the peak; Goyal et al.
+begin at the unscaled rate instead; beginning near 0 means something under every rule. "cosine" falls along
+half a cosine to 0 behind the last step, one cycle without restarts.
 
-1. The peak rate is the study's `learning_rate`, times k ("linear") or the square root of k ("sqrt") for a
-   global batch k times as large as `base_batch`; or as it stands ("fixed").
-2. Over the first `warmup_epochs` the rate rises in equal steps to the peak; step t of W, from 0, has
-   (t + 1) / W of it. Goyal et al. begin at the unscaled rate instead; beginning near 0 means something under
-   every rule.
-3. Then it stays ("constant"), is multiplied with `gamma` at each of the `milestones` ("step"), or falls along
-   half a cosine, one value a step, to 0 behind the last step ("cosine": one cycle without restarts).
-
-References: P. Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", arXiv 1706.02677
-(linear, warm-up); A. Krizhevsky, "One weird trick for parallelizing convolutional neural networks",
-arXiv 1404.5997 (square root); I. Loshchilov, F. Hutter, "SGDR: stochastic gradient descent with warm
-restarts", arXiv 1608.03983 (cosine).
+References: P. Goyal et al., arXiv 1706.02677 (linear, warm-up); A. Krizhevsky, arXiv 1404.5997 (square root);
+I. Loshchilov, F. Hutter, "SGDR", arXiv 1608.03983 (cosine).
 """
 
 from __future__ import annotations
@@ -31,9 +23,8 @@ DEFAULT_GAMMA = 0.1
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The rate of every step of a training. `peak`: after warm-up (`scaled_rate`); `warmup_epochs`: fractions
-    are rounded to whole steps; `milestones`, `gamma`: of "step": behind so many epochs, counted from the
-    start, ascending, the rate is multiplied with that."""
+    """`peak`: after warm-up; `warmup_epochs`: fractions are rounded to whole steps; `milestones`, `gamma`: of
+    "step": behind so many epochs from the start, ascending, the rate is multiplied with that."""
 
     peak: float
     warmup_epochs: float = 0.0

@@ -1,13 +1,9 @@
 """Local updates: every rank takes steps of its own, and the ranks' models are brought together every H steps.
 
-Behind H steps without any exchange, by the optimizer of the study on each rank's own gradient, the aggregator
-makes the mean of what the ranks have moved by, the outer gradient, and leaves it at its update site. There
-the outer update (`scaling.training.outer_updates`) is taken, on a copy of the model as it was at the block's
-start; every replica becomes that copy, bit for bit.
-
-A step sends an H-th of what an exchange sends; the copy and the outer gradient take as much memory as the
-model twice. With H = 1, `average` and SGD a block is the plain step, within rounding. Statistics of batch
-normalisation stay each rank's own.
+The aggregator makes the mean of what the ranks have moved by, the outer gradient; the outer update
+(`scaling.training.outer_updates`) is taken at its update site, on a copy of the model at the block's start.
+Copy and outer gradient take as much memory as the model twice. Statistics of batch normalisation stay each
+rank's own.
 """
 
 from __future__ import annotations
@@ -35,9 +31,8 @@ CHECKED_STEPS = 4
 
 
 class LocalStep(TrainingStep):
-    """A step every `sync_every`-th of which ends a block. `aggregator`: brings the outer gradients together;
-    an exact one, or one of 16 bits; `settings`: of the ranks' own optimizers; `gradients`: clipped is each
-    rank's own, and `wire` is that of the outer gradient."""
+    """A step every `sync_every`-th of which ends a block. `settings`: of the ranks' own optimizers;
+    `gradients`: clipped is each rank's own, and `wire` is that of the outer gradient."""
 
     replica: FlatReplica
 

@@ -1,21 +1,16 @@
 """Squared norms of gradients in some steps of a training, of which its noise scale is estimated.
 
-For a batch of b samples the gradient's squared norm is |G|^2 + tr(Sigma) / b in the mean: that of the true
-gradient, and the noise of single samples. So squared norms at two batch sizes give both without bias
-(McCandlish et al., appendix A.1; `scaling.analysis.gradient_noise` estimates):
+For b samples the squared norm is |G|^2 + tr(Sigma) / b in the mean, so two batch sizes give both without bias
+(McCandlish et al., appendix A.1):
 
-- several ranks: each rank's own gradient, as it goes into the exchange before any encoding, and their mean.
-  Where every rank is delivered the exact mean it is taken as it is; else the gradients are summed once more.
-- one rank: those of equal parts of its batch, computed once more part by part; `accumulate` parts, or two.
+- several ranks: each rank's own gradient before any encoding, and their exact mean.
+- one rank: `accumulate` equal parts of its batch, or two, computed once more.
 - local updates: each rank's own at the start of a block, where models are equal, computed once more.
 
-Every STRIDE-th step is looked at, the first one after half a stride: the norms cost less than 1% of a
-training of many strides, and at most twice that of a shorter one (benchmarks/noise_scale_cost.py). A captured
-step is taken without its graph then, a compiled model without its compiled code. Nothing that a step makes is
-changed, and what is sent for it is not metered.
+Every STRIDE-th step is looked at: below 1% of a training of many strides (benchmarks/noise_scale_cost.py). It
+runs without graph or compiled code then; nothing that it makes is changed, and nothing is metered.
 
-Reference: S. McCandlish, J. Kaplan, D. Amodei, OpenAI Dota Team, "An empirical model of large-batch
-training", arXiv 1812.06162, appendix A.
+Reference: S. McCandlish et al., "An empirical model of large-batch training", arXiv 1812.06162, appendix A.
 """
 
 from __future__ import annotations
@@ -48,9 +43,8 @@ HIDDEN_PASSES = 3
 
 
 class NoiseProbe:
-    """Looks at the gradients of one rank's steps. Collective to make and to use. `is_on`: whether anything is
-    looked at: not where parts of a batch differ in size, fp16 has no scale, or ranks have shards of the model
-    (fsdp2)."""
+    """Collective to make and to use. `is_on`: not where parts of a batch differ in size, fp16 has no scale,
+    or ranks have shards of the model (fsdp2)."""
 
     def __init__(
         self,
@@ -160,9 +154,8 @@ class NoiseProbe:
                 buffer.copy_(before)
 
     def finish_epoch(self) -> dict[str, Any]:
-        """What was seen since the last call, the same on every rank: the numbers of the `steps`, without
-        those whose norms were not finite, and the squared norms of the gradients of `small_batch` and
-        `big_batch` samples, the small ones' a mean over ranks or parts. Collective."""
+        """What was seen since the last call, the same on every rank: `steps` whose norms were finite, and the
+        squared norms at `small_batch` and `big_batch` samples. Collective."""
         seen, steps = {"small_batch": self.small_batch, "big_batch": self.big_batch}, self._steps
         rows: list[tuple[int, float, float]] = []
         if steps:

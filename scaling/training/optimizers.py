@@ -1,11 +1,8 @@
 """The optimizers: how each is set, torch's own class for it, and what its state is called.
 
-All are torch's. Adam and AdamW are fused; SGD is fused where a step is captured or its gradients are scaled,
-and else as torch chooses. State is saved by name and place: `exp_avg/0:512`; SGD's momentum, as before there
-were others, by the place alone.
-
-References: D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980; I. Loshchilov,
-F. Hutter, "Decoupled weight decay regularization", arXiv 1711.05101 (AdamW); torch.optim's documentation.
+State is saved by name and place: `exp_avg/0:512`; SGD's momentum, as before there were others, by the place
+alone. References: D. P. Kingma, J. Ba, "Adam", arXiv 1412.6980; I. Loshchilov, F. Hutter, "Decoupled weight
+decay regularization", arXiv 1711.05101 (AdamW).
 """
 
 from __future__ import annotations

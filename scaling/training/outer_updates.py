@@ -1,27 +1,21 @@
 """Outer updates: what becomes of the ranks' models after a block of local steps, as steps of torch's SGD.
 
-A rank takes H steps of its own. Of what it has moved its model by, start - own, the ranks make the mean, the
-outer gradient; an optimizer step with it, from the model at the block's start, gives the next block's:
+The ranks make the mean of start - own, the outer gradient; an optimizer step with it from the block's start:
 
 - average: rate 1 without momentum, so the mean of the models.
-- block_momentum: classical block momentum m and rate z (BMUF): d = m d + z (mean - start), start + d. Default
-  m = 1 - 1/n for n ranks, z = 1.
-- nesterov: Nesterov's momentum; default 0.9, rate 0.7 (DiLoCo). BMUF's own Nesterov form is the same formula.
+- block_momentum: classical, m and rate z (BMUF): d = m d + z (mean - start), start + d. Default m = 1 - 1/n
+  for n ranks, z = 1.
+- nesterov: default 0.9, rate 0.7 (DiLoCo). BMUF's own Nesterov form is the same formula.
 - cntk_model_averaging: CNTK's ModelAveragingSGD: average, for equal shares of samples.
-- cntk_block_momentum: CNTK's BlockMomentumSGD with its defaults: block momentum m = 1 - 1/n, filtered block
-  gradient s = m s + (1 - m) z n (start - mean), start - (1 + m) s, and the momentum of the ranks' own
-  optimizers is set to zero after each block. As SGD: rate (1 + m) (1 - m) z n with momentum m.
+- cntk_block_momentum: CNTK's BlockMomentumSGD with its defaults: m = 1 - 1/n,
+  s = m s + (1 - m) z n (start - mean), start - (1 + m) s; the momentum of the ranks' own optimizers, else
+  never touched, is set to zero after each block. As SGD: rate (1 + m) (1 - m) z n with momentum m.
 
-The state of the ranks' own optimizers, momentum or Adam's moments, stays on its rank and is never exchanged;
-CNTK's block momentum alone sets it to zero.
+Unlike CNTK's, a block is counted in steps, not in samples. A shorter block ends with the epoch, as in CNTK.
 
-Differences from CNTK: a block is counted in steps, not in samples; its DataParallelASGD is asynchronous, and
-so not here. At the end of an epoch a shorter block ends too, as in CNTK.
-
-References: K. Chen, Q. Huo, "Scalable training of deep learning machines by incremental block training with
-intra-block parallel optimization and blockwise model-update filtering", ICASSP 2016; A. Douillard et al.,
-"DiLoCo: distributed low-communication training of language models", arXiv 2311.08105; CNTK,
-Source/1BitSGD/BlockMomentumSGD.h, Source/1BitSGD/BlockMomentumDistributedLearner.h, Source/SGDLib/MASGD.h.
+References: K. Chen, Q. Huo, "Scalable training of deep learning machines by incremental block training",
+ICASSP 2016; A. Douillard et al., "DiLoCo", arXiv 2311.08105; CNTK, Source/1BitSGD/BlockMomentumSGD.h,
+Source/1BitSGD/BlockMomentumDistributedLearner.h, Source/SGDLib/MASGD.h.
 """
 
 from __future__ import annotations

@@ -1,22 +1,17 @@
 """The overlapped step: gradients are exchanged bucket by bucket while the backward pass still runs.
 
-torch's DistributedDataParallel fills buckets of `bucket_mb` MiB in the order in which gradients become ready,
-and hands each on at once. Every aggregator runs as its communication hook, on a stream of its own (on a CPU:
-in a thread of its own), on a GPU as a CUDA graph where it can be captured, except that
+Every aggregator runs as a communication hook of torch's DistributedDataParallel, except that
 
 - `all_reduce` is what users run: DDP's own path, without a hook;
-- `no_op` takes the path of the arm that it controls, and exchanges nothing: DDP's own path in a group of this
-  rank alone, or a hook that returns the bucket;
-- `power_sgd_hook` is torch's own hook, called as DDP would call it;
-- `none` is not wrapped at all;
-- `horovod_optimizer` wraps the optimizer instead of the model: what it has not hidden under the backward pass
-  is `communicate`.
+- `no_op` takes the path of the arm that it controls, and exchanges nothing;
+- `none` is not wrapped at all, and `horovod_optimizer` wraps the optimizer instead: what it has not hidden
+  under the backward pass is `communicate`.
 
 DDP's own path shows nothing of its exchange. Its profiled iterations therefore run the same all-reduce as a
-hook, and so do all steps of workers that share a GPU, whose messages the group carries through host memory.
+hook, and so do all steps of workers that share a GPU, whose messages go through host memory.
 
-Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv
-2006.15704; torch's documentation of DDP communication hooks.
+Reference: S. Li et al., "PyTorch Distributed", arXiv 2006.15704; torch's documentation of DDP communication
+hooks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """One rank's copy of a model; `FlatReplica` has parameters and gradients in flat buffers, one a dtype.
 
-Flat buffers are what aggregators and update sites work on: one tensor to send, one to sum, one to step. The
-module's parameters and their gradients are views into them, so nothing is packed or unpacked in a step. The
-control arm takes the same path.
+The module's parameters and gradients are views into them: nothing is packed or unpacked in a step.
 """
 
 from __future__ import annotations
@@ -210,9 +208,8 @@ def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
 
 
 def require_dtypes(module: nn.Module, aggregator: Aggregator[Any]) -> None:
-    """Checks the model's parameters before anything is exchanged; it may be on torch's meta device.
-    StudyError: there is nothing to train, or a parameter's dtype cannot be trained, or the aggregator does
-    not take it."""
+    """The module may be on torch's meta device. StudyError: there is nothing to train, or a parameter's dtype
+    cannot be trained, or the aggregator does not take it."""
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trainable:
         raise StudyError("the model has no parameter with requires_grad: there is nothing to train")

@@ -1,8 +1,4 @@
-"""What a training step is, and the eager one: forward, backward, then aggregation, then the update.
-
-In the eager step nothing overlaps, as in the systems that the strategies come from, so every phase can be
-timed on its own.
-"""
+"""What a training step is, and the eager one, in which nothing overlaps and every phase can be timed."""
 
 from __future__ import annotations
 
@@ -26,11 +22,9 @@ from scaling.training.update import SiteUpdate, update_at
 
 
 class TrainingStep(ABC):
-    """One way to take a training step on one rank. Collective to make. `record`: takes what goes into every
-    exchange and comes out; None, as in every measured step: nothing is recorded; `treatment`: what happens to
-    the gradient between its exchange and the update; `settle_profiled`: the marks of a profiled iteration are
-    lost unless they are taken before the next; `_parts`: what is exchanged and updated on its own, each with
-    its `state` and `update`."""
+    """Collective to make. `record`: takes what goes into every exchange and comes out; None in measured
+    steps; `settle_profiled`: the marks of a profiled iteration are lost unless they are taken before the
+    next; `_parts`: what is exchanged and updated on its own, each with its `state` and `update`."""
 
     replica: Replica
     treatment: GradientTreatment
@@ -51,10 +45,9 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """One optimizer update on this rank's share of a global batch; gives the local loss before it,
-        detached, on the device: not waited for. Collective. `inputs`: [local_batch, ...] on the replica's
-        device; `targets`: [local_batch] int64 (or [local_batch, ...], one class a logit), there too; `marks`:
-        takes the phases, after `prepare_profiled`."""
+        """Updates once; gives the local loss before it, detached, on the device: not waited for. Collective.
+        `inputs`: [local_batch, ...] on the replica's device; `targets`: [local_batch] int64 (or [local_batch,
+        ...])."""
 
     def set_learning_rate(self, rate: float) -> None:
         """That of the next steps."""

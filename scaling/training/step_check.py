@@ -1,11 +1,8 @@
 """Checks a run's own steps: what its aggregator delivers, what the update makes of it, and the replicas.
 
-From a saved state, with the optimizer's at zero, some steps are taken whose exchanges are recorded. Each is
-compared with the gradients that went into it, and after the last step the replicas with each other
-(`scaling.training.exchange_check`); each update with the optimizer's in float64 of what was delivered
-(`scaling.training.update_check`). A captured step is run without its graph; then a replay of the graph is
-compared with such a step. All states are put back: the run goes on as if nothing had been. All of it is
-outside what is measured. Control arms, which exchange nothing, are exempt.
+Some steps from a saved state, the optimizer's at zero, are compared as `scaling.training.exchange_check` and
+`scaling.training.update_check` say; a captured step without its graph, then with a replay of the graph. All
+states are put back, outside what is measured. Control arms, which exchange nothing, are exempt.
 """
 
 from __future__ import annotations

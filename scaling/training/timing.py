@@ -1,13 +1,11 @@
 """Measures the time per iteration of one cell on one rank, in three parts.
 
-1. Warm-up: at least `warmup` iterations, each waited for, until the stated test finds no trend in the last
-   ones (`scaling.measure.statistics`); or until `WARMUP_LIMIT` times as many are done, or a quarter of
-   `max_seconds` is used. Discarded.
-2. Unprofiled iterations, which show how long a step takes: nothing is marked inside, and nothing is exchanged
-   but what the strategy needs. They run in blocks; between two blocks the ranks compare notes and go on until
-   the 95% interval of the median of the slowest rank's steps lies within `precision_goal` of the median and
-   `min_seconds` are over, or `iterations` or `max_seconds` end it.
-3. Profiled iterations, which show where the time goes: their phases are marked.
+1. Warm-up, each iteration waited for: at least `warmup`, until no trend is found in the last ones,
+   `WARMUP_LIMIT` times as many are done, or a quarter of `max_seconds` is used. Discarded.
+2. Unprofiled iterations: nothing is marked inside. Between blocks the ranks go on until the 95% interval of
+   the median of the slowest rank's steps lies within `precision_goal` and `min_seconds` are over, or
+   `iterations` or `max_seconds` end it.
+3. Profiled iterations, whose phases are marked.
 
 All ranks agree on every count. Every part ends with the device idle.
 """
@@ -42,11 +40,9 @@ StopReason = Literal["precision", "iterations", "seconds"]
 
 @dataclass(frozen=True)
 class Extent:
-    """How long to measure. `warmup`: iterations to discard, at least; `iterations`: unprofiled ones, at most;
-    `precision_goal`: half of the interval's width over the median that ends the measurement (None: exactly
-    `iterations`); `min_seconds`: the unprofiled part lasts so long at least, where `iterations` allow;
-    `max_seconds`: a budget for warm-up and unprofiled iterations together, and half as much for profiled
-    ones, of which there are `profiled_iterations` at most."""
+    """How long to measure. `precision_goal`: half of the interval's width over the median; None: exactly
+    `iterations`; `min_seconds`: of the unprofiled part, where `iterations` allow; `max_seconds`: for warm-up
+    and unprofiled iterations together, and half as much for profiled ones."""
 
     warmup: int
     iterations: int
@@ -91,11 +87,9 @@ class Extent:
 
 @dataclass
 class Measurement:
-    """The iterations of one cell on one rank; its parts are called in turn, each collective. `host_offset_s`:
-    what to add to this host's monotonic clock to have rank 0's; `steps_each`: steps of an iteration: a whole
-    block of local updates is one, and its row says so; `rows`: raw samples so far, one an iteration:
-    `start_s` is on rank 0's clock, `spans` of profiled ones are [phase, lane, start, stop] in seconds from
-    the step's start, `behind_s` as of `scaling.measure.phases.StepSample`."""
+    """Its parts are called in turn, each collective. `host_offset_s`: from this host's monotonic clock to
+    rank 0's; `steps_each`: steps of an iteration: a block of local updates is one; `rows`: one an iteration:
+    `start_s` on rank 0's clock, `spans` [phase, lane, start, stop] in seconds from the step's start."""
 
     iterate: Callable[[Marks], None]
     recorder: PhaseRecorder

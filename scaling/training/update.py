@@ -1,7 +1,5 @@
-"""Where the optimizer step is taken: on every replica, by one rank, by owners, or in host memory.
-
-Always it is an optimizer of torch's (`scaling.training.optimizers`) on spans of the flat parameters. Its
-state lives where the step is taken, and only there.
+"""Where the optimizer step is taken, and its state lives: on every replica, by one rank, by owners, or in
+host memory.
 """
 
 from __future__ import annotations
@@ -76,9 +74,8 @@ class SiteUpdate(OwnedUpdate, ABC):
 
     @abstractmethod
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
-        """Takes the optimizer step with the mean gradient, what the aggregator returned on this rank;
-        afterwards every replica has the new parameters. `phase` marks `update` and what the site needs
-        besides."""
+        """Takes the step with the mean, what the aggregator returned; afterwards every replica has the new
+        parameters."""
 
 
 class DeviceUpdate(SiteUpdate):

@@ -1,19 +1,16 @@
 """What an optimizer makes of a delivered mean gradient, in float64, and how far a step is from it.
 
-The formulas are those of torch's documentation. `p` are the parameters, `g` the mean gradient, to which SGD
+The formulas are those of torch's documentation: `p` are the parameters, `g` the mean gradient, to which SGD
 and Adam add weight_decay p; AdamW multiplies p with 1 - rate weight_decay instead.
 
 - SGD: v = momentum v + g; p - rate (g + momentum v) with Nesterov's momentum, p - rate v without.
 - Adam, AdamW: m = b1 m + (1 - b1) g; s = b2 s + (1 - b2) g g;
   p - rate (m / (1 - b1^t)) / (sqrt(s / (1 - b2^t)) + epsilon).
 
-With each value goes that of absolute values, which bounds what rounding has added up to.
-
-`sgd_problem` and `adam_problem` compare the replay of a captured step with that step taken twice without its
-graph, from the same state. Kernels may add in another order in each. Adam's first step is about the learning
-rate times the sign of each gradient, so that the signs of tiny gradients alone change it by more than
-rounding. Compared is therefore what is linear in the mean gradient: SGD's parameters, and Adam's first
-moment, of which then follows what the replayed parameters must be. The optimizer's state begins at zero.
+With each value goes that of absolute values, which bounds what rounding has added up to. `sgd_problem` and
+`adam_problem` compare a replay with that step taken twice without its graph, from a state at zero. Kernels
+may add in another order, and Adam's first step is about the sign of each gradient: compared is what is linear
+in the mean gradient, SGD's parameters and Adam's first moment, of which the replayed parameters follow.
 """
 
 from __future__ import annotations
@@ -168,9 +165,8 @@ def adam_problem(
     *,
     lossy: bool = False,
 ) -> str | None:
-    """What is wrong with the replay in the elements of which this rank has the state: `start`, `replayed`:
-    [num_elements] before the step and after the replay; `states`: the optimizer's, by name and span, after
-    the step, that step again, and the replay."""
+    """`start`, `replayed`: [num_elements] before the step and after the replay; `states`: by name and span,
+    after the step, that step again, and the replay."""
     title = TITLES[settings.name]
     if len({frozenset(state) for state in states}) > 1:
         return f"the captured graph leaves a state of {title} other than that of the step without it"
