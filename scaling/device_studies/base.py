@@ -25,19 +25,12 @@ Variables = Mapping[str, Any]
 Samples = Iterator[dict[str, Any]]
 Device: TypeAlias = "torch.device"
 WARMUP_CALLS = 3  # at least: the first call sets libraries up, the second may still grow caches of memory
-SLOW_CALLS = 3
-"""After so many a point is left out for their time: the first, and the faster of two that follow."""
-
+SLOW_CALLS = 3  # then a point is left out for their time: the first, and the faster of two that follow
 SET_UP_S = 5.0  # what libraries may take in a process's first call, beyond the limit
 DOUBTLESS = 2.0  # a second call that would pass the limit by this factor is enough
-WARMUP_SHARE = 0.1
-"""Of a cell's seconds the warm-up lasts so long, where three calls take less: clocks and caches settle."""
-
-SHORTEST_SAMPLE_S = 1e-3
-"""Where the caller does not say how many calls a sample covers it lasts so long: marks take microseconds."""
-
-SAMPLES_A_WINDOW = 50
-"""Marks that are taken before the device is waited for: a GPU's queue does not run empty in one."""
+WARMUP_SHARE = 0.1  # of a cell's seconds the warm-up lasts so long, where three calls take less
+SHORTEST_SAMPLE_S = 1e-3  # where the caller says no number of calls: marks take microseconds
+SAMPLES_A_WINDOW = 50  # marks before the device is waited for: a GPU's queue does not run empty in one
 
 
 class LeftOutError(Exception):
@@ -46,22 +39,16 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a cell may measure.
+    """How long a cell may measure."""
 
-    Attributes:
-        seconds: measuring ends after so many, once there are `min_samples`.
-        min_samples: at least so many samples; fewer than six give no interval.
-        limit_s: a point whose fewest samples would take longer is left out.
-    """
-
-    seconds: float
-    min_samples: int = 6
+    seconds: float  # measuring ends after so many, once there are `min_samples`
+    min_samples: int = 6  # fewer than six give no interval
     max_samples: int = 1000
-    limit_s: float = 10.0
+    limit_s: float = 10.0  # a point whose fewest samples would take longer is left out
 
     def require(self, expected_s: float, why: str) -> None:
-        """Refuses a point whose fewest samples would take longer than the limit. `why` is how the seconds of
-        a call are known ("a step takes 2 s or more on 64 samples"). Raises LeftOutError: saying so."""
+        """Raises LeftOutError where the fewest samples would take longer than the limit. `why` is how the
+        seconds of a call are known ("a step takes 2 s or more on 64 samples")."""
         if expected_s * self.min_samples > self.limit_s:
             raise LeftOutError(
                 f"{why}, so that {self.min_samples} samples would pass the limit of {self.limit_s:g} s"
@@ -69,12 +56,9 @@ class Budget:
 
     def refuse_slow(self, seconds: Sequence[float], why: str, calls: int = 1) -> float:
         """Refuses a point by its first calls, as soon as that is certain; else the least of them, without the
-        first.
-
-        The first call sets libraries up, and a single slow one may be somebody else's doing: it takes three
-        calls, or one that is beyond doubt. `seconds`: of the calls so far, waited for. `why`: for people,
-        with a place for the seconds ("a step took {:.2g} s"). Raises LeftOutError: the fewest samples would
-        take longer than the limit."""
+        first, which sets libraries up. A single slow one may be somebody else's doing: it takes three calls,
+        or one that is beyond doubt. `seconds`: of the calls so far, waited for. `why`: with a place for the
+        seconds ("a step took {:.2g} s"). Raises LeftOutError."""
         one_s = min(seconds[1:] or seconds)
         doubtless = one_s * calls * self.min_samples > DOUBTLESS * self.limit_s and len(seconds) > 1
         if len(seconds) >= SLOW_CALLS or doubtless or one_s > self.limit_s + SET_UP_S:
@@ -84,12 +68,10 @@ class Budget:
     def samples(
         self, step: Callable[[], object], device: Device, per_sample: int | None = None
     ) -> list[float]:
-        """Seconds of one call of `step`, sampled after a warm-up. Raises LeftOutError: calls are too slow.
-
-        On a GPU the time is that between CUDA events in a queue that does not run empty: what a call takes in
-        a loop, be it bound by the host or by the device; `step` need not wait for the device. On the CPU it
-        is that of the monotonic clock. `per_sample`: calls that a sample covers and is divided by; None: as
-        many as take a millisecond."""
+        """Seconds of one call of `step`, sampled after a warm-up. Raises LeftOutError: calls are too slow. On
+        a GPU between CUDA events in a queue that does not run empty: what a call takes in a loop; `step` need
+        not wait for the device. On the CPU by the monotonic clock. `per_sample`: calls that a sample covers
+        and is divided by; None: as many as take a millisecond."""
         from scaling.measure.clock import clock_for
 
         clock = clock_for(device)
@@ -135,60 +117,40 @@ def _window(step: Callable[[], object], clock: Clock, num_samples: int, calls: i
 
 @dataclass(frozen=True)
 class Experiment(ABC):
-    """A question that is put to CPU and GPU. The fields of a subclass are what a study may set.
-
-    Attributes:
-        report: what it shows and answers; None: a figure, a table and the fastest, as its points tell.
-        most_threads_a_core: points with more threads than so many a core are dropped.
-    """
+    """A question that is put to CPU and GPU. The fields of a subclass are what a study may set."""
 
     name: ClassVar[str]
-    report: ClassVar[Report | None] = None
-    most_threads_a_core: ClassVar[int] = 1
+    report: ClassVar[Report | None] = None  # None: a figure, a table and the fastest, as its points tell
+    most_threads_a_core: ClassVar[int] = 1  # points with more are dropped
 
     @abstractmethod
     def points(self) -> list[Point]:
-        """The independent variables of each cell, in order.
-
-        Every point becomes a cell on each of the part's devices. Two keys are not variables of the
-        experiment: `only_device` ("cpu" or "cuda") keeps a point to one device; `threads` (a number, or
-        "all") sets the CPU threads of its cell (`most_threads_a_core`).
-        All points have the same other keys.
-        """
+        """The independent variables of each cell, in order; all points have the same keys. Every point
+        becomes a cell on each of the part's devices. Two keys are not variables: `only_device` ("cpu" or
+        "cuda") keeps a point to one device; `threads` (a number, or "all") sets its CPU threads."""
 
     @abstractmethod
     def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
-        """Raw samples of one cell, and facts.
+        """Raw samples of one cell, and facts; `point` is one of `points`, without `only_device` and
+        `threads`.
 
-        Args:
-            point: one of `points`, without `only_device` and `threads`.
-
-        Yields:
-            `{"phase": what was timed, "seconds": one sample}`, where the phase is "step", "train",
-            "predict", "compile", "epoch" or another word; or a fact, `{"fact": name, "value": number, text
-            or truth value}` (a name of its own column; "samples" is how many training samples a step takes);
-            or a curve, `{"fact": name, "x": [...], "y": [...]}`.
-
-        Raises:
-            LeftOutError: the point is not for this device; the report says why.
-            MemoryError, torch.OutOfMemoryError: it does not fit, which the report says as well.
-            RuntimeError: the cell has failed, with this reason.
-        """
+        A row is a sample, `{"phase": what was timed, "seconds": s}` ("step", "train", "predict", "compile",
+        "epoch" or another word); a fact, `{"fact": name, "value": number, text or truth value}` ("samples":
+        how many training samples a step takes); or a curve, `{"fact": name, "x": [...], "y": [...]}`. Raises
+        LeftOutError: not for this device; MemoryError, torch.OutOfMemoryError: it does not fit; RuntimeError:
+        the cell has failed, with this reason."""
 
 
 def steps(samples: list[float], phase: str = "step") -> Samples:
-    """Samples of `Budget.samples` as rows of that phase."""
     yield from ({"phase": phase, "seconds": seconds} for seconds in samples)
 
 
 def facts(**values: Any) -> Samples:
-    """Rows of those facts."""
     yield from ({"fact": name, "value": value} for name, value in values.items())
 
 
 def create(name: str, parameters: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of that name with those parameters, checked against its fields' types. Raises
-    StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value."""
+    """The experiment of that name; StudyError: the name is unknown, or a parameter is unknown or wrong."""
     experiment: Experiment = EXPERIMENTS.create(name, Experiment, parameters)
     return experiment
 

@@ -1,15 +1,12 @@
 """What `kernel-choices` measures: products, and convolutions with the memory that they take besides.
 
-Convolutions of cuDNN run in a process of their own, where nothing is chosen or limited yet. torch keeps the
-algorithm of a shape for as long as the process lives, whether it was cuDNN's guess or found by trying. And
-cuDNN's own limit of the workspace, CUDNN_CONV_WSCAP_DBG in MiB, has to be in the environment before the
-library is loaded. That limit is documented for cuDNN's older interface
-(cudnnGetConvolution...WorkspaceSize), which torch takes under TORCH_CUDNN_V8_API_DISABLED; without a limit
-the older interface is measured too, so that only the limit differs. Whether it was kept is measured:
-`workspace_bytes`.
+Convolutions of cuDNN run in a process of their own: torch keeps the algorithm of a shape, guessed or found by
+trying, for as long as the process lives, and cuDNN's limit of the workspace, CUDNN_CONV_WSCAP_DBG in MiB, has
+to be in the environment before the library is loaded. The limit is documented for the older interface
+(cudnnGetConvolution...WorkspaceSize), which torch takes under TORCH_CUDNN_V8_API_DISABLED; it is measured
+without a limit too, so that only the limit differs. `workspace_bytes` tells whether it was kept.
 
-Reference: the release notes of cuDNN 8.0.5; "CUDA environment variables" in torch's documentation.
-"""
+Reference: the release notes of cuDNN 8.0.5; "CUDA environment variables" in torch's documentation."""
 
 from __future__ import annotations
 
@@ -38,8 +35,7 @@ DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfl
 
 @contextmanager
 def setting(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Attributes of torch's backends, each for itself (`cudnn.flags` sets the precision of multiplications
-    too), and afterwards as before."""
+    """Attributes of torch's backends, each for itself (`cudnn.flags` sets more), and afterwards as before."""
     before = [(backend, name, getattr(backend, name)) for backend, name, _ in changes]
     try:
         for change in changes:
@@ -52,8 +48,7 @@ def setting(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextmanager
 def multiplying(precision: str, device: torch.device) -> Iterator[None]:
-    """Within it float32 is multiplied as TF32, if `precision` says so, else as float32. Raises LeftOutError:
-    the device has no TF32."""
+    """Float32 is multiplied as TF32, if `precision` says so. Raises LeftOutError: the device has no TF32."""
     is_tf32 = precision == "tf32"
     if is_tf32 and device.type != "cuda":
         raise LeftOutError("TF32 is a number format of GPUs")
@@ -92,11 +87,9 @@ LAYERS = {
 
 
 def measure_convolution(point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
-    """Phases `step` (forward and backward) and `forward`, the error, and on a GPU the workspace. Raises
-    LeftOutError: the device or the layer has no such choice.
-
-    On a GPU, torch keeps the algorithm that it has taken for a shape, however it was found: in a process in
-    which `library` has been measured `autotuned` is the same, and the other way round."""
+    """Phases `step` (forward and backward) and `forward`, the error, and on a GPU the workspace;
+    LeftOutError: the device or the layer has no such choice. In one process only one of `library` and
+    `autotuned` can be measured on a GPU: torch keeps the algorithm that it has taken for a shape."""
     on_gpu, dtype = device.type == "cuda", DTYPES[point["precision"]]
     layer, batch, choice = LAYERS[point["case"]], point["batch"], point["choice"]
     convolve = partial(fft_convolution, padding=layer.padding) if choice == "fft" else layer.convolve
@@ -162,7 +155,7 @@ def measure_product(point: Mapping[str, Any], device: torch.device, budget: Budg
 
 
 def relative_error(result: Tensor, exact: Tensor) -> float:
-    """The rms difference of `result` from `exact`, over the rms of that; `exact` is float64."""
+    """The rms difference from `exact`, float64, over the rms of that."""
     difference = result.to(exact.device).double() - exact
     return float(difference.square().mean().sqrt() / exact.square().mean().sqrt())
 
@@ -199,8 +192,8 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Request:
-    """What a process measures: every layer in every precision. `choice` is `library` or `autotuned`; without
-    `cap_mib` the workspace has no limit."""
+    """What a process measures: every layer in every precision; without `cap_mib` the workspace has no
+    limit."""
 
     layers: tuple[str, ...]
     batch: int
@@ -220,8 +213,7 @@ class Request:
 
 
 def measured_apart(request: Request, layer: str, precision: str) -> Rows:
-    """Rows of one of the request's measurements, as `measure_convolution` has them. Raises LeftOutError: it
-    was left out; RuntimeError: the process fails, with its last lines."""
+    """Rows as of `measure_convolution`. Raises LeftOutError; RuntimeError: the process fails."""
     rows = _measure_all(request)[f"{layer}, {precision}"]
     if "left_out" in rows[-1]:
         raise LeftOutError(rows[-1]["left_out"])

@@ -52,26 +52,18 @@ class Panels:
 
 @dataclass(frozen=True)
 class Lines:
-    """A figure of times, `scale` a second, over variables on logarithmic axes.
-
-    Attributes:
-        caption, title: what it shows; the title follows the study's name.
-        lines: one each; a text: one for each value of that variable.
-        per: a variable or fact that is divided by the time: a rate, not a time.
-        over_first: the time at the line's first point over that at each; not a time.
-        over: likewise the least time of these cells, with the same `named` variables of the report.
-    """
+    """A figure of times, `scale` a second, over variables on logarithmic axes."""
 
     name: str
     caption: str
-    title: str
+    title: str  # follows the study's name
     panels: tuple[Panels, ...]
-    lines: tuple[Variant, ...] | str = ARMS
+    lines: tuple[Variant, ...] | str = ARMS  # a text: one for each value of that variable
     label: str = "ms a step"
     scale: float = 1e3
-    per: str = ""
-    over_first: bool = False
-    over: Where | None = None
+    per: str = ""  # a variable or fact that is divided by the time: a rate
+    over_first: bool = False  # the time at the line's first point over that at each
+    over: Where | None = None  # likewise the least time of these cells, `named` variables being the same
     columns: int = 2
 
 
@@ -96,12 +88,9 @@ Kind = Literal["time", "seconds", "interval", "both", "per_s", "number", "error"
 
 @dataclass(frozen=True)
 class Show:
-    """A column of a table.
-
-    Attributes:
-        kind: `time` of the phase in ms, or in `seconds`; its `interval`, or `both`; `per_s`: `name` over it;
-            `number`, `error` or `fact`: the fact `name`; `over_first`: as `Lines` has it, along `name`.
-    """
+    """A column of a table. `kind`: `time` of the phase in ms, or in `seconds`; its `interval`, or `both`;
+    `per_s`: `name` over it; `number`, `error` or `fact`: the fact `name`; `over_first`: as `Lines` has it,
+    along `name`."""
 
     header: str
     kind: Kind = "time"
@@ -156,25 +145,18 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class Enough:
-    """The least value of `x` with which a sample takes at most `ratio` times its least time, by `by` and arm.
-
-    Attributes:
-        bracket: behind a value: `{per_s}` samples, or `{times}` as long with the least of `x`.
-        short: a clause of the short answer, of each device: `{enough}`, `{times}`, `{least}`, `{most}`;
-            `before` all of them.
-        is_bound: whether the largest value of all is said to be a lower bound.
-        ahead: before how many times as long a sample takes on the CPU; "": not said.
-    """
+    """The least value of `x` with which a sample takes at most `ratio` times its least time, by `by` and
+    arm."""
 
     text: str
     x: str
     by: str
     ratio: float
-    bracket: str
-    short: str
+    bracket: str  # behind a value: `{per_s}` samples, or `{times}` as long with the least of `x`
+    short: str  # for each device: `{enough}`, `{times}`, `{least}`, `{most}`; `before` all of them
     before: str = ""
-    is_bound: bool = False
-    ahead: str = ""
+    is_bound: bool = False  # whether the largest value of all is said to be a lower bound
+    ahead: str = ""  # before how many times as long a sample takes on the CPU; "": not said
 
 
 @dataclass(frozen=True)
@@ -191,27 +173,18 @@ class Fastest:
 
 @dataclass(frozen=True)
 class Times:
-    """How many times as long each of `of` takes as the fastest of `over` at the same `at`, by device.
-
-    Attributes:
-        of: behind the number -> which cells; each value of `vary` apart.
-        each: a clause for each value of `at`; "": their range.
-        phases: -> the clause's first word.
-        turned: how many times as long `over` takes as each of `of`.
-        error: a fact whose largest value is said too.
-        only: further condition on a cell of `of`.
-    """
+    """How many times as long each of `of` takes as the fastest of `over` at the same `at`, by device."""
 
     text: str
     over: Where
-    of: Mapping[str, Where]
+    of: Mapping[str, Where]  # behind the number -> which cells; each value of `vary` apart
     at: tuple[str, ...]
-    each: str = ""
-    phases: Mapping[str, str] = field(default_factory=lambda: {"step": ""})
+    each: str = ""  # a clause for each value of `at`; "": their range
+    phases: Mapping[str, str] = field(default_factory=lambda: {"step": ""})  # -> first word
     vary: str = ""
-    turned: bool = False
-    error: str = ""
-    only: Callable[[Any], bool] = lambda _: True
+    turned: bool = False  # how many times as long `over` takes as each of `of`
+    error: str = ""  # a fact whose largest value is said too
+    only: Callable[[Any], bool] = lambda _: True  # which cells of `of`
     after: str = ""
 
 
@@ -229,26 +202,19 @@ Finding = BreakEven | Enough | Fastest | Times | Noted
 
 @dataclass(frozen=True)
 class Report:
-    """What the report of a device study says.
-
-    Attributes:
-        answer: to the question; `findings`: what was found besides.
-        labels: a variable, or a value of one -> what it is called.
-        order: a variable -> its values as they are to stand; a `Setting`: those of the parameter.
-        variants: names of cells, where they are not the arms.
-        own: the module of `scaling.report.device` with code of this study alone; "" for most.
-    """
+    """What the report of a device study says. `order`: a variable -> its values as they are to stand; a
+    `Setting`: those of the parameter."""
 
     question: str
     named: tuple[str, ...]
     figures: tuple[Figure, ...] = ()
     tables: tuple[Rows | FastestRows, ...] = ()
-    answer: tuple[Finding, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    labels: Mapping[Any, str] = field(default_factory=dict)
+    answer: tuple[Finding, ...] = ()  # to the question
+    findings: tuple[Finding, ...] = ()  # what was found besides
+    labels: Mapping[Any, str] = field(default_factory=dict)  # a variable, or a value -> what it is called
     order: Mapping[str, tuple[Any, ...] | Setting] = field(default_factory=dict)
-    variants: tuple[Variant, ...] = ARMS
-    own: str = ""
+    variants: tuple[Variant, ...] = ARMS  # names of cells
+    own: str = ""  # the module of `scaling.report.device` with code of this study alone
 
 
 BUILT_IN = {

@@ -169,27 +169,19 @@ REPORT = Report(
 @final
 @dataclass(frozen=True)
 class KernelChoices(Experiment):
-    """Matrix products and convolutions by choice and precision.
-
-    Attributes:
-        products: (batch, columns, inner) on a GPU: x of batch x inner, W of columns x inner.
-        layers: convolutions by name; see `convolutions.LAYERS`.
-        batch, cpu_batch: images of a convolution on a GPU, and on a CPU.
-        convolution_choices: of `library`, `autotuned`, `native`, `fft`.
-        caps_mib: limits of cuDNN's workspace, by its older interface; none: not measured.
-    """
+    """Matrix products and convolutions by choice and precision."""
 
     name: ClassVar[str] = "kernel-choices"
     report: ClassVar[Report] = REPORT
 
-    products: tuple[Product, ...] = ((1024, 2048, 26752), (64, 2048, 26752))
+    products: tuple[Product, ...] = ((1024, 2048, 26752), (64, 2048, 26752))  # batch, columns, inner
     cpu_products: tuple[Product, ...] = ((1024, 2048, 3344), (64, 2048, 26752))
     layers: tuple[LayerName, ...] = get_args(LayerName)
-    batch: PositiveInt = 64
+    batch: PositiveInt = 64  # images of a convolution on a GPU
     cpu_batch: PositiveInt = 4
     precisions: tuple[Precision, ...] = get_args(Precision)
     convolution_choices: tuple[ConvolutionChoice, ...] = CONVOLUTION_CHOICES
-    caps_mib: tuple[PositiveInt, ...] = (1, 64)
+    caps_mib: tuple[PositiveInt, ...] = (1, 64)  # limits of cuDNN's workspace, by its older interface
 
     def points(self) -> list[Point]:
         products = [

@@ -114,35 +114,26 @@ REPORT = Report(
 @final
 @dataclass(frozen=True)
 class LstmFused(Experiment):
-    """Speed and accuracy of one LSTM layer with a linear layer behind it.
-
-    Attributes:
-        batches: samples of a step on the real task, where the speed is measured.
-        real: data set that is read row by row; `auto` is MNIST where it is on this machine, else digits.
-        shrink: so many pixels of an image become one, in both directions.
-        accuracy_batch, accuracy_width: with these the accuracy is measured, on both tasks.
-        training_limit_s: a cell's trainings are left out where they would take longer (on a CPU: of its
-            time, however busy it is).
-    """
+    """Speed and accuracy of one LSTM layer with a linear layer behind it."""
 
     name: ClassVar[str] = "lstm-fused"
     report: ClassVar[Report] = REPORT
 
     implementations: tuple[Literal["elementary", "cell", "fused"], ...] = ("elementary", "cell", "fused")
     precisions: tuple[Literal["float64", "float32", "float16"], ...] = ("float64", "float32", "float16")
-    batches: tuple[PositiveInt, ...] = (128, 1024, 4700)
+    batches: tuple[PositiveInt, ...] = (128, 1024, 4700)  # of the real task, where the speed is measured
     width: PositiveInt = 64
     length: PositiveInt = 20
-    real: Literal["auto", "mnist", "digits"] = "auto"
-    shrink: PositiveInt = 1
+    real: Literal["auto", "mnist", "digits"] = "auto"  # auto: MNIST where it is on this machine, else digits
+    shrink: PositiveInt = 1  # so many pixels of an image become one, in both directions
     train_samples: PositiveInt = 60_000
     test_samples: PositiveInt = 10_000
-    accuracy_batch: PositiveInt = 128
+    accuracy_batch: PositiveInt = 128  # with these the accuracy is measured, on both tasks
     accuracy_width: PositiveInt = 32
     steps: PositiveInt = 100
     learning_rate: PositiveFloat = 0.02
     seeds: tuple[int, ...] = (1, 2, 3)
-    training_limit_s: PositiveFloat = 20.0
+    training_limit_s: PositiveFloat = 20.0  # of all trainings of a cell; on a CPU: of its time
 
     def points(self) -> list[Point]:
         from scaling.workloads.registry import create_dataset

@@ -43,18 +43,14 @@ from scaling.workloads.registry import create_dataset
 PILOT_STEPS = 3  # training steps, the first one apart, from which the time of a training is foreseen
 TEST_BATCH = 2048
 COMPARED_SAMPLES = 64  # on so many the logits are compared with those of float64
+# Added to the forget gate's bias: a new network remembers, and learns sooner. R. Jozefowicz, W. Zaremba, I.
+# Sutskever, "An empirical exploration of recurrent network architectures", ICML 2015.
 FORGET_BIAS = 1.0
-"""Added to the forget gate's bias: a new network remembers, and learns sooner.
-
-Source: R. Jozefowicz, W. Zaremba, I. Sutskever, "An empirical exploration of recurrent network
-architectures", ICML 2015.
-"""
 
 
 class SequenceClassifier(nn.Module):
-    """An LSTM layer and a linear layer on its last output. Two of different implementations have the same
-    weights after the same `torch.manual_seed`: both draw the layer's four tensors in the same order from the
-    same range."""
+    """An LSTM layer and a linear layer on its last output. Implementations have the same weights after the
+    same `torch.manual_seed`: all draw the layer's four tensors in the same order from the same range."""
 
     def __init__(self, implementation: str, inputs: int, width: int, num_classes: int) -> None:
         super().__init__()
@@ -96,8 +92,7 @@ LOSS_SCALE = 1024.0
 
 
 class PreciseTraining:
-    """A network in training. The network, which is on its device, is changed to the precision; Adam has
-    torch's other defaults."""
+    """A network in training, changed to the precision; Adam has torch's other defaults."""
 
     def __init__(self, network: nn.Module, precision: str, learning_rate: float) -> None:
         self.network = network.to(PRECISIONS[precision])
@@ -154,9 +149,8 @@ def temporal_order(length: int, num_train: int, num_test: int) -> SequenceTask:
 
 @lru_cache(maxsize=2)
 def image_rows(name: str, shrink: int, num_train: int, num_test: int) -> SequenceTask:
-    """The first images of a data set of grey ones, row by row; kept between cells. `shrink` pixels in both
-    directions become one, their mean; `num_train` and `num_test` at most are taken. Raises DataError: a file
-    is missing or damaged."""
+    """The first images of a data set of grey ones, row by row; kept between cells. `shrink` x `shrink` pixels
+    become one, their mean. Raises DataError: a file is missing or damaged."""
     dataset = create_dataset(name)
     shape = dataset.shape(None)
     splits = dataset.load(shape, num_train, DATA_SEED)
@@ -169,8 +163,6 @@ def image_rows(name: str, shrink: int, num_train: int, num_test: int) -> Sequenc
 
 @dataclass(frozen=True)
 class Measurement:
-    """One cell of the study."""
-
     study: Any
     task: SequenceTask
     point: Mapping[str, Any]

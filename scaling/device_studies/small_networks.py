@@ -109,13 +109,8 @@ REPORT = Report(
 @final
 @dataclass(frozen=True)
 class SmallNetworks(Experiment):
-    """Where the GPU begins to win.
-
-    Attributes:
-        inputs, depth, width, batch: the point around which one is varied at a time.
-        equal_parameters: sizes at which a recurrent network is compared with a perceptron; none: not at all.
-        threads: of the CPU; "all" is every core.
-    """
+    """Where the GPU begins to win: around the point `inputs`, `depth`, `width`, `batch` one is varied at a
+    time."""
 
     name: ClassVar[str] = "small-networks"
     report: ClassVar[Report] = REPORT
@@ -180,17 +175,15 @@ class SmallNetworks(Experiment):
 
 
 def lstm_width(parameters: int) -> int:
-    """The width at which a recurrent network has about that many."""
     read = SEQUENCE_INPUTS + 2
     return _width(parameters, lambda w: 4 * w * (read + w) + (w + 1) * NUM_CLASSES)
 
 
 def mlp_width(parameters: int, inputs: int, depth: int) -> int:
-    """The width at which a perceptron has about that many."""
     between = depth - 1
     return _width(parameters, lambda w: (between * w + NUM_CLASSES) * (w + 1) + (inputs + 1) * w)
 
 
 def _width(parameters: int, count: Callable[[float], float]) -> int:
-    """The whole number next to where `count`, which grows, is that of the parameters; 1 at least."""
+    """The whole number next to where `count`, which grows, is about that of the parameters; 1 at least."""
     return max(1, bisect(range(1, parameters), float(parameters), key=lambda width: count(width - 0.5)))

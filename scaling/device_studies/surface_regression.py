@@ -92,24 +92,17 @@ REPORT = Report(
 @final
 @dataclass(frozen=True)
 class SurfaceRegression(Experiment):
-    """Time of an epoch over the number of points, and one complete training.
-
-    Attributes:
-        fit_side: with this grid the network is trained for all `epochs`, if the data is on the device.
-        activation: `relu`, as the network's source has it, or `tanh`, which fits this surface better.
-        step_modes: of `eager`, `compiled` (torch.compile; at `fit_side` alone) and `captured` (a CUDA graph).
-        data: of `device`, `host` (one copy to the GPU an epoch) and `loader` (torch's DataLoader, which
-            puts the batch together point by point, in this process).
-    """
+    """Time of an epoch over the number of points, and one complete training. With the `data` in `host` memory
+    it is copied once an epoch; `loader` is torch's DataLoader, which assembles it point by point."""
 
     name: ClassVar[str] = "surface-regression"
     report: ClassVar[Report] = REPORT
 
     sides: tuple[PositiveInt, ...] = (10, 32, 100, 200, 316, 1000)
-    fit_side: PositiveInt = 200
+    fit_side: PositiveInt = 200  # trained for all `epochs`, if the data is on the device
     epochs: PositiveInt = 2000
     learning_rate: PositiveFloat = 0.08
-    activation: Literal["relu", "tanh"] = "relu"
+    activation: Literal["relu", "tanh"] = "relu"  # the source has relu; tanh fits better
     step_modes: tuple[Literal["eager", "compiled", "captured"], ...] = ("eager", "compiled", "captured")
     data: tuple[Literal["device", "host", "loader"], ...] = ("device", "host", "loader")
     seed: int = 1

@@ -1,13 +1,8 @@
 """The training of `surface-regression`: the surface that it fits, and its network, 2-20-5-1.
 
-    z = 3 (1 - x)^2 exp(-x^2 - (y + 1)^2) - 10 (x/5 - x^3 - y^5) exp(-x^2 - y^2) - (1/3) exp(-(x + 1)^2 - y^2)
-
-over [-3, 3] squared; it is known as `peaks` from MATLAB.
-
-The network is that of an article on Flux and Julia on Medium, `Dense(2=>20, relu), Dense(20=>5, relu),
-Dense(5=>1)`, with its initial weights. Only the layers are claimed to be the source's: grid, rate of Adam and
-epochs are parameters of this study, and torch computes.
-"""
+The surface is `peaks` of MATLAB over [-3, 3] squared (`height`). The layers and their initial weights are
+those of an article on Flux and Julia on Medium, `Dense(2=>20, relu), Dense(20=>5, relu), Dense(5=>1)`; grid,
+rate of Adam and epochs are parameters of this study."""
 
 from __future__ import annotations
 
@@ -49,8 +44,8 @@ def grid_points(side: int) -> tuple[Tensor, Tensor]:
 
 def surface_network(activation: str = "relu") -> nn.Sequential:
     """2-20-5-1, 171 parameters, by torch's global seed. Weights start as those of Flux's `Dense`: uniform by
-    X. Glorot, Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks" (2010),
-    and biases at zero."""
+    X. Glorot, Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks"
+    (2010)."""
     nonlinear = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
     network = nn.Sequential(nn.Linear(2, 20), nonlinear(), nn.Linear(20, 5), nonlinear(), nn.Linear(5, 1))
     for layer in network:
@@ -122,8 +117,8 @@ class SurfaceTraining:
 
 
 def ready(training: SurfaceTraining, mode: str) -> tuple[Callable[[], object], float | None]:
-    """The step to be called, and the seconds that it took to have it compiled or captured. Raises
-    LeftOutError: it cannot be compiled or captured here."""
+    """The step to be called, and the seconds that compiling or capturing took; LeftOutError: neither works
+    here."""
     training.step()  # libraries set themselves up on first use; that is not compiling
     _wait(training.loss.device)
     if mode == "eager":
@@ -153,7 +148,8 @@ def _source(inputs: Tensor, heights: Tensor, place: str, device: torch.device) -
 
 
 def require_loader(num_points: int, budget: Budget) -> None:
-    """Refuses numbers of points that a DataLoader puts together too slowly, by the time of a few."""
+    """Raises LeftOutError for numbers of points that a DataLoader puts together too slowly, by the time of a
+    few."""
     num_tried = min(num_points, LOADER_PILOT)
     points = TensorDataset(torch.zeros(num_tried, 2), torch.zeros(num_tried, 1))
     start = time.perf_counter()

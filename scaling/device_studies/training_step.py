@@ -26,8 +26,8 @@ StepFunction = Callable[[], object]
 def training_step(
     module: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss = cross_entropy, captured: bool = False
 ) -> StepFunction:
-    """One optimizer update of `module`, ready to be called; `captured` as a CUDA graph. Raises LeftOutError:
-    the step cannot be captured; torch.OutOfMemoryError: it does not fit."""
+    """One optimizer update of `module`, ready to be called; `captured` as a CUDA graph (errors as of
+    `capture`)."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE, momentum=MOMENTUM)
 
@@ -78,8 +78,8 @@ def batch_of(shape: DataShape, batch: int, device: torch.device) -> tuple[Tensor
 
 
 def model_and_shape(name: str) -> tuple[Model, DataShape]:
-    """A network of `scaling.workloads`, and the shape of the data set that it was published with. Raises
-    StudyError: the name is unknown."""
+    """A network, and the shape of the data set that it was published with; StudyError: the name is
+    unknown."""
     model = create_model(name)
     return model, resolve_shape(model, create_dataset(model.dataset))
 
@@ -87,8 +87,7 @@ def model_and_shape(name: str) -> tuple[Model, DataShape]:
 def network_steps(
     name: str, device: torch.device, *, captured: bool = False
 ) -> Callable[[int], StepFunction]:
-    """Training steps of one network by their batch size, on random samples. Its weights are drawn once: of a
-    large network that takes longer than many steps."""
+    """Training steps of one network by their batch size, on random samples; its weights are drawn once."""
     model, shape = model_and_shape(name)
     with device:
         module = build_module(model, shape)
@@ -100,8 +99,8 @@ def network_steps(
 
 
 def timed(make: Callable[[int], StepFunction], batch: int, device: torch.device, budget: Budget) -> Samples:
-    """Samples of a training step on `batch` samples, and how many these are. On a CPU steps on smaller
-    batches are tried first: a large one could take hours. Raises LeftOutError: it would take too long."""
+    """Samples of a step on `batch` samples. On a CPU smaller batches are tried first: a large one could take
+    hours. Raises LeftOutError: it would take too long."""
     for pilot in pilots(batch) if device.type == "cpu" else []:
         step, samples, seconds = make(pilot), f"{pilot} sample{'s' * (pilot > 1)}", list[float]()
         for _ in range(SLOW_CALLS):
