@@ -86,14 +86,12 @@ class Case:
 
 
 def layout_of(shapes: tuple[Shape, ...]) -> BucketLayout:
-    """A bucket of tensors of those shapes, named by their places."""
     return BucketLayout.of([(f"tensor {index}", shape) for index, shape in enumerate(shapes)])
 
 
 def _made(values: Values, num_elements: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """[num_elements] of that type. Wide range: powers of two times normal values, from far below one to
-    `LARGEST`. One large: small values, and one of plus or minus `LARGEST`. Denormal: small multiples of the
-    type's smallest number above zero."""
+    """[num_elements] of that type. Wide range: powers of two times normal values. One large: small values,
+    and one of plus or minus `LARGEST`. Denormal: small multiples of the type's smallest number."""
     normal = partial(torch.randn, num_elements, generator=generator, dtype=torch.float64)
     integers = partial(torch.randint, -8, 9, (num_elements,), generator=generator)
     if values == "zeros":
@@ -114,7 +112,6 @@ def _made(values: Values, num_elements: int, dtype: torch.dtype, generator: torc
 
 
 def smallest(dtype: torch.dtype) -> float:
-    """The smallest number above zero, which is denormal."""
     info = torch.finfo(dtype)
     return math.ldexp(info.smallest_normal, round(math.log2(info.eps)))
 
@@ -142,7 +139,7 @@ MAX_WORLD_SIZE = 1024  # at this size a ring is checked in a second; transfers g
 
 
 def parse_world_sizes(text: str) -> list[int]:
-    """Numbers and ranges, `1-8,16`, as an ascending list; StudyError where it is something else."""
+    """Numbers and ranges, `1-8,16`, ascending; StudyError where it is something else."""
     sizes: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
@@ -202,8 +199,8 @@ def run_steps(
     resume_after: int | None = None,
 ) -> list[list[Outcome]]:
     """[step][rank] outcomes of a state that goes through all the steps, [step][rank] gradients of one type.
-    From the second step on, gradients and parameters are in the state's own buffers, if it has any.
-    `resume_after`: save the state after so many steps, and go on with a new one that has loaded it."""
+    From the second step on, gradients and parameters are in the state's own buffers, if it has any. After
+    `resume_after` steps a new state goes on that has loaded what the first has saved."""
 
     def work(group: Group) -> list[Outcome]:
         def start() -> AggregatorState:

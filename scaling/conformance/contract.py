@@ -28,11 +28,9 @@ some ten additions."""
 
 class Residuals:
     """The law of error feedback, step by step: n mean + new residuals = contributions + old residuals.
-
-    Contributions are gradients, unless the aggregator applies a momentum of its own. Residuals are float32,
-    whatever the gradients are. What rounding allows goes by the largest terms so far: residuals of several
-    ranks, and of a gradient and a sum, may cancel for some steps.
-    `exist`: whether the aggregator has any."""
+    Contributions are gradients, unless the aggregator applies a momentum of its own. What rounding allows
+    goes by the largest terms so far: residuals of several ranks, and of a gradient and a sum, may cancel for
+    some steps. `exist`: whether the aggregator has any."""
 
     def __init__(self, layout: BucketLayout, world_size: int) -> None:
         self._layout, self._world_size, self.exist = layout, world_size, False
@@ -103,7 +101,7 @@ def check_resumed(
 
 def check_schedule(aggregator: Scheduled, world_size: int, layout: BucketLayout) -> Verification:
     """What the schedule sends. Raises ScheduleError: it does not deliver the sum, or leaves it elsewhere than
-    where the aggregator takes its step; the message says what is wrong, and where."""
+    where the aggregator takes its step."""
     schedule = aggregator.schedule(world_size, layout)
     if schedule.world_size != world_size:
         raise ScheduleError(f"{schedule.name}: made for {schedule.world_size} ranks, asked for {world_size}")
@@ -122,28 +120,17 @@ def check_schedule(aggregator: Scheduled, world_size: int, layout: BucketLayout)
 
 
 def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_process) -> bool:
-    """Checks the contract at every step of a case, on ranks that `run` makes.
+    """Checks the contract at every step of a case; whether there are residuals. Raises AssertionError, naming
+    the step, from 1, and the law that does not hold.
 
-    - The input is left as it is, unless `modifies_input` says so.
-    - `owned` covers the bucket: on every rank for the replica site, once over all ranks for the others.
-    - A rank that owns elements gets a finite tensor of the bucket's length and type; one that owns none None.
-      Zeros give zeros.
-    - Exact aggregators deliver the float64 mean there: exactly on integers at world sizes that are powers of
-      two, else to the rounding of a sum; on the replica site all ranks have the same bits. It may be
-      overwritten by the caller.
-    - With error feedback, n mean + new residuals = gradients + old residuals; where the aggregator has a
-      momentum of its own, that stands for the gradient. Lossy ones without feedback are off the mean by no
-      more than their `error_bound`, if they state one.
-    - `distribute` brings what the owners have to all ranks, bit for bit.
-    - What is metered is what `wire_bytes` states.
-    - A state that is saved and loaded goes on bit for bit.
-
-    Returns:
-        Whether there are residuals.
-
-    Raises:
-        AssertionError: naming the step, from 1, and the law that does not hold.
-    """
+    - The input is left as it is, unless `modifies_input` says so. - `owned` covers the bucket: on every rank
+    for the replica site, once over all ranks for the others. - A rank that owns elements gets a finite tensor
+    of the bucket's length and type; else None. Zeros give zeros. - Exact aggregators deliver the float64
+    mean: exactly on integers at powers of two ranks, else to the rounding of a sum; on the replica site all
+    ranks have the same bits. - With error feedback, n mean + new residuals = contributions + old residuals.
+    Lossy ones without feedback are off the mean by no more than their `error_bound`, if they state one. -
+    `distribute` brings what the owners have to all ranks, bit for bit; `wire_bytes` states what is metered. -
+    A state that is saved and loaded goes on bit for bit."""
     layout, steps = case.layout, case.all_gradients()
     residuals, only_zeros = Residuals(layout, case.world_size), True
     ran = run_steps(aggregator, layout, steps, run)
@@ -188,7 +175,7 @@ def _first(differs: Tensor) -> int:
 
 
 def _require_equal(layout: BucketLayout, rank: int, got: Tensor, right: Tensor, words: str) -> None:
-    """An AssertionError names the first element that differs; `words` take `got` and `right` there."""
+    """`words` take `got` and `right` where they first differ."""
     if not torch.equal(got, right):
         place = _first(got != right)
         differs = words.format(got=got[place], right=right[place])
@@ -284,11 +271,9 @@ def _check_mean(
 
 class _Bound:
     """The float64 mean of the ranks' values, and how far off it rounding, and what a lossy aggregator states
-    (`bounds`), may bring an element.
-
-    A sum of n terms and its division round n times, by half a unit in the last place of what the sum of
-    magnitudes bounds; so do terms that are divided before they are summed. The mean of float64 values rounds
-    as often. Below the normal numbers a unit is the smallest number."""
+    (`bounds`), may bring an element. A sum of n terms and its division round n times, by half a unit in the
+    last place of what the sum of magnitudes bounds; so do terms that are divided before they are summed.
+    Below the normal numbers a unit is the smallest number."""
 
     def __init__(
         self, values: Sequence[Tensor], bounds: Sequence[Tensor], dtype: torch.dtype, *, integers: bool

@@ -56,8 +56,7 @@ def check_drawn(
     run: RunRanks = run_in_process,
 ) -> DrawnCases:
     """Checks the contract on the fixed cases and on `num_examples` drawn ones, which the `seed` gives, in all
-    `dtypes` of the aggregator, on ranks that `run` makes. Raises AssertionError: it fails; with the smallest
-    case that was found, and what does not hold."""
+    `dtypes` of the aggregator. Raises AssertionError: with the smallest case that was found, and why."""
     dtypes = [dtype for dtype in DTYPES if dtype in aggregator.dtypes]
     if torch.float32 not in dtypes:
         raise AssertionError(f"dtypes is {aggregator.dtypes}; allowed is what has torch.float32")
@@ -131,7 +130,6 @@ class _Search:
 def _drawn(
     world_size: int, dtypes: tuple[torch.dtype, ...], num_examples: int, seed: int
 ) -> tuple[Case, ...]:
-    """The same cases each time, until one fails."""
     drawn: list[Case] = []
     _draw(world_size, dtypes, num_examples, seed, drawn.append)
     return tuple(drawn)

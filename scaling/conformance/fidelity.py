@@ -163,7 +163,7 @@ def has_sheet(aggregator: Aggregator[Any]) -> bool:
 
 
 def sheet_of(name: str) -> Sheet | None:
-    """By name or module:attribute; None for those that have none; StudyError: no such aggregator."""
+    """None for those that have none; StudyError: no such aggregator."""
     aggregator = create(name)
     if not has_sheet(aggregator):
         return None
@@ -258,8 +258,8 @@ def _timed(aggregator: Aggregator[Any], device: torch.device) -> tuple[list[int]
 
 
 class _PhaseSeconds:
-    """A phase marker that adds up the seconds of each phase, and waits for the device at its ends; `host_s`:
-    how long encoding and decoding kept the host, which does not wait for the device in them."""
+    """A phase marker that adds up the seconds of each phase; `host_s`: how long encoding and decoding kept
+    the host, which does not wait for the device in them."""
 
     def __init__(self, device: torch.device) -> None:
         self._clock = clock_for(device)

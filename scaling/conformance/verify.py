@@ -54,9 +54,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SubjectResult:
-    """How one subject did. `kind`: "collective", "aggregator" or "schedule", the last a user's own.
-    `checked`: what holds. `failure`: what does not hold first, None if all does. `sample`: what the schedule
-    sends, if any."""
+    """How one subject did, a "collective", an "aggregator" or a user's "schedule": what was `checked` and
+    holds, what does not hold first, None if all does, and what its schedule sends, if any."""
 
     name: str
     kind: str
@@ -65,7 +64,6 @@ class SubjectResult:
     sample: SentSample | None
 
     def line(self, width: int) -> str:
-        """As text of a terminal's width, the name filled up to `width`."""
         start = f"{self.name:{width}}  {self.kind:10}  "
         if self.failure is not None:
             return folded(f"{start}FAILED  ", self.failure)
@@ -104,7 +102,7 @@ class Subject:
 
 def subjects_of(name: str) -> list[Subject]:
     """The collective and the aggregator of that name, or what `module:attribute` or a schedule's file is.
-    Raises StudyError: there is none, or it is neither an aggregator nor a function that makes schedules."""
+    Raises StudyError: there is none."""
     if ":" in name:
         return [_own(name)]
     if is_file(name):
@@ -147,11 +145,10 @@ def examine(
     num_examples: int = conformance.NUM_EXAMPLES,
     seed: int = 0,
 ) -> SubjectResult:
-    """Checks one subject, up to what fails first; `say` is called with what is being checked.
-
-    `world_sizes`: of schedules, ascending; the contract is checked at those of them that are among
-    `conformance.WORLD_SIZES`, in `num_examples` cases each, drawn by the `seed`. Raises StudyError: there is
-    nothing to check at these world sizes, or the subject is not what it should be."""
+    """Checks one subject, up to what fails first; `say` is called with what is being checked. The contract is
+    checked at those of the ascending `world_sizes` that are among `conformance.WORLD_SIZES`, in
+    `num_examples` cases each, drawn by the `seed`. Raises StudyError: nothing to check there, or no such
+    subject."""
     examination = Examination(subject.name, world_sizes, say, num_examples, seed)
     failure = None
     try:
@@ -218,7 +215,6 @@ def _collective(name: str) -> Subject:
 
 
 def _file(name: str, examination: Examination) -> None:
-    """A schedule as it is written, for the ranks that it is for."""
     if not os.path.isfile(name):
         raise StudyError(f"{name}: there is no such file; `scaling schedule import --out FILE` writes one")
     schedule = read_schedule(name)[0]

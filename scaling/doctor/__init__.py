@@ -1,8 +1,5 @@
-"""Looks at this machine as a study would find it: `scaling doctor`.
-
-Each check is a function of what it looks at, and gives a `CheckResult`;
-`examine` looks, and runs all of them.
-"""
+"""Looks at this machine as a study would find it: `scaling doctor`. Each check is a function of what it looks
+at."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ __all__ = ["CheckResult", "examine", "rank"]
 
 
 def rank(environ: Mapping[str, str]) -> CheckResult:
-    """Which variable gave rank, local rank and world size."""
     try:
         return ok("rank", RankInfo.from_env(environ).describe())
     except RankError as error:

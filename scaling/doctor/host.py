@@ -59,7 +59,6 @@ def _taken_port(environ: Mapping[str, str]) -> str | None:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> CheckResult:  # noqa: S108 (it is looked at)
-    """Where ranks of a host share memory."""
     if not folder.is_dir():
         return warning("shared memory", f"no {folder}: temporary files are used, which may be slow")
     try:
@@ -110,7 +109,6 @@ def clock(
     source: Path = SYS / "devices/system/clocksource/clocksource0/current_clocksource",
     sys: Path = SYS,
 ) -> CheckResult:
-    """Whether time is read finely, quickly, and cores keep their speed."""
     step_s = min(filter(None, (abs(read() - read()) for _ in range(1000))), default=0.0)
     name = source.read_text(encoding="utf-8").strip() if source.exists() else platform.system()
     text = f"{name}, steps of {step_s * 1e9:.0f} ns"
@@ -127,7 +125,6 @@ MIN_FREE_BYTES = 1 << 30
 
 
 def data_sets() -> CheckResult:
-    """Which data sets can be loaded without a download."""
     there: list[str] = []
     missing: list[str] = []
     try:

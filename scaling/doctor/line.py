@@ -21,7 +21,6 @@ class CheckResult:
         return asdict(self)
 
     def describe(self) -> str:
-        """For people, as wide as a terminal: what was found, and below it the fix."""
         text = folded(f"{self.state:8} {self.name:14} ", self.text)
         return f"{text}\n{folded(' ' * 24 + 'fix: ', self.fix)}" if self.fix else text
 

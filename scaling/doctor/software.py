@@ -30,7 +30,7 @@ def package_version(name: str) -> str | None:
 
 
 def version_line(program: str) -> str:
-    """The first line of what `program --version` says; empty where it fails."""
+    """The first line of what it says; empty where it fails."""
     try:
         answer = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=ANSWER_LIMIT_S, check=True
@@ -41,7 +41,6 @@ def version_line(program: str) -> str:
 
 
 def versions(version: Version = package_version) -> CheckResult:
-    """This package, Python, and the packages that numbers depend on."""
     torch = version("torch") or "missing"
     python, numpy = platform.python_version(), version("numpy")
     text = f"scaling {scaling.__version__}, Python {python}, torch {torch}, numpy {numpy}"
@@ -53,7 +52,6 @@ def versions(version: Version = package_version) -> CheckResult:
 
 
 def launchers(which: Which = shutil.which, ask: Ask = version_line) -> CheckResult:
-    """What can start workers; torchrun always can."""
     programs = ["torchrun"]
     for program in ("mpirun", "mpiexec.hydra", "horovodrun", "srun"):
         if path := which(program):
@@ -62,7 +60,6 @@ def launchers(which: Which = shutil.which, ask: Ask = version_line) -> CheckResu
 
 
 def triton(has_gpus: bool, version: Callable[[], str | None] = triton_version) -> CheckResult:
-    """Whether codecs of few bits run as Triton's kernels, or in plain torch operations."""
     installed = version()
     problem = version_problem(installed)
     if problem is None:

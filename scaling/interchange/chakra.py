@@ -34,12 +34,10 @@ def varint(number: int) -> bytes:
 
 
 def number_field(field: int, number: int) -> bytes:
-    """An integer, bool or enum of at least 0."""
     return varint(field << 3 | VARINT) + varint(number)
 
 
 def bytes_field(field: int, content: bytes) -> bytes:
-    """A string, a message or packed numbers."""
     return varint(field << 3 | LENGTH) + varint(len(content)) + content
 
 

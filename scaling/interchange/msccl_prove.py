@@ -138,8 +138,6 @@ Value = tuple[int, int]  # a chunk of the input, and the bits of the ranks that 
 
 
 class Place(NamedTuple):
-    """A chunk's place in a buffer of a GPU."""
-
     gpu: int
     buffer: str
     chunk: int
@@ -167,8 +165,6 @@ def prove(algorithm: Algorithm) -> tuple[Schedule | None, str]:
 
 
 class _Run:
-    """One execution; `moves` is what the schedule does, in an order that may be."""
-
     def __init__(self, algorithm: Algorithm, *, in_place: bool) -> None:
         self.algorithm, self.output = algorithm, "i" if in_place else "o"
         ranks, chunks = range(algorithm.world_size), range(algorithm.num_chunks)

@@ -41,7 +41,6 @@ MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL, and below MSCCL_MAX_COUNT."""
 
 
 def beyond_limits(text: str) -> list[str]:
-    """What of an algorithm is more than the engines take, in words."""
     algo = ElementTree.fromstring(text)  # noqa: S314  (what `to_xml` made)
     found = {
         "steps of a thread block": [len(block) for block in algo.iter("tb")],

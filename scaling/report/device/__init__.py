@@ -49,7 +49,6 @@ def _of_all(experiments: Sequence[Results], say: Callable[[Results], Iterable[T]
 
 
 def _own(results: Results, name: str) -> Any:
-    """What a function of the experiment's own code gives; () where it has no such."""
     module = OWN.get(results.report.own)
     return getattr(module, name)(results) if hasattr(module, name) else ()
 
@@ -79,12 +78,11 @@ def device_tables(experiments: Sequence[Results]) -> list[Table]:
 
 
 def device_answer_table(experiments: Sequence[Results]) -> Table | None:
-    """What the answer begins with: the own table of the only experiment; None where it has none."""
+    """The own table of the only experiment; None where it has none."""
     return (_own(experiments[0], "answer_table") or None) if len(experiments) == 1 else None
 
 
 def short_answer(results: Results) -> str:
-    """The answer in a short sentence, said to be of one launch where it is; accuracies are over seeds."""
     text = str(_own(results, "short") or of_answer(results.report.answer, results))
     if not text or results.num_launches > 1 or results.report.own == "accuracy":
         return text
@@ -149,9 +147,9 @@ def _unfinished(results: Results) -> Iterator[str]:
 
 
 def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.DataFrame:
-    """The summary with what device cells have: columns of a step's time filled, others appended. Appended are
-    `experiment`, the points' variables, `<phase>_seconds` with `_low` and `_high` for what was timed besides
-    the step, and the facts; one whose name the summary has already stands there."""
+    """The summary with what device cells have: columns of a step's time filled, and appended `experiment`,
+    the points' variables, `<phase>_seconds` with `_low` and `_high` for phases besides the step, and the
+    facts, where the summary has not such a column already."""
     if not experiments:
         return table
     rows = {str(row["cell_id"]): row for row in to_rows(table)}
@@ -168,7 +166,6 @@ def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.Data
 
 
 def place(cell: DeviceResult) -> tuple[Any, ...]:
-    """By the point's values, then device and threads: the order of columns in the summary."""
     return ([size_of(value) for value in cell.point.values()], cell.device, cell.threads, cell.cell_id)
 
 

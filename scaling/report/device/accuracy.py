@@ -93,7 +93,6 @@ class AccuracyComparison:
         return percent(one.mean, 2) + spread
 
     def texts(self, name: str) -> list[str]:
-        """The accuracy, and in points what it is above that of the fused implementation in float32."""
         less = self.difference(name)
         return [self.score_text(name), MISSING if less is None else f"{100 * less:+.2f}"]
 
@@ -145,8 +144,7 @@ def tables(results: Results) -> Iterator[Table]:
 
 
 def _timed(results: Results) -> list[tuple[DeviceResult, float | None]]:
-    """The implementations in float32 at the middle batch, device by device, and how many times as long each
-    takes as the fused one there."""
+    """The implementations in float32 at the middle batch, by device, and their times over the fused one's."""
     every = [cell for cell in results.where({"precision": "float32"}) if cell.estimate() is not None]
     batches = sorted({cell.point["batch"] for cell in every if not cell.fact(SCORES, "y")})
     timed = results.where({"batch": batches[len(batches) // 2 : len(batches) // 2 + 1]}, every)

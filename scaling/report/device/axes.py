@@ -100,8 +100,8 @@ def _cells(axis: str, todays: Sequence[Row], scatter: StudyScatter) -> tuple[lis
 
 
 def _cell(row: Row, axis: str, others: Sequence[str], scatter: StudyScatter) -> DeviceResult:
-    """A cell of a timing study by its row of the summary; its point are the axis as it is, and other settings
-    as they are called: `4 GPUs`, `batch 64`."""
+    """A cell by its row of the summary; its point are the axis as it is, and other settings as they are
+    called: `4 GPUs`."""
     called = {**row, "world_size": workers_of(row), BATCH: f"batch {row[BATCH]:,}"}
     called |= {name: COLUMNS[name].text(row[name]) for name in others if name in COLUMNS}
     point = {axis: row[axis], **{name: called[name] for name in others}}
@@ -127,7 +127,6 @@ def _differing(rows: Sequence[Row], axis: str) -> list[str]:
 
 
 def _results(axis: str, cells: Sequence[DeviceResult], group: CellGroup | None) -> Results:
-    """The cells as an experiment: lines are the first of the settings, panels the others."""
     of, names = words(axis), [*cells[0].point][1:]
     line, others = names[:1], tuple(names[1:])
     is_number = are_numbers(cell.value(axis) for cell in cells)

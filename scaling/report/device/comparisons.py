@@ -80,18 +80,13 @@ def least_text(cells: Sequence[DeviceResult], names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Reached:
-    """Where along an axis the time of a sample comes near the least one.
-
-    Attributes:
-        gain: how many times as long it takes at the axis's start.
-        is_bound: whether it may be further along, as nothing further was measured.
-    """
+    """Where along an axis the time of a sample comes near the least one."""
 
     possible: DeviceResult
     shown: DeviceResult
     best: DeviceResult
-    gain: Difference | None = None
-    is_bound: bool = False
+    gain: Difference | None = None  # how many times as long it takes at the axis's start
+    is_bound: bool = False  # it may be further along, as nothing further was measured
 
     def text(self, x: str) -> str:
         """`8`; `4 to 8 (undecided)`; of a lower bound `at least 8`, `4 to 8 or more (undecided)`."""
@@ -102,7 +97,6 @@ class Reached:
 
 
 def reached(cells: Sequence[DeviceResult], x: str, ratio: float) -> Reached | None:
-    """The first cell along a variable that takes at most `ratio` times the least time of a sample."""
     timed = sorted((cell for cell in cells if cell.estimate()), key=lambda cell: cell.value(x))
     if not timed:
         return None
@@ -119,15 +113,10 @@ def reached(cells: Sequence[DeviceResult], x: str, ratio: float) -> Reached | No
 
 @dataclass(frozen=True)
 class Crossing:
-    """From where on along an axis, measured from `first` to `last`, one takes less time than another.
+    """From where on along an axis, measured from `first` to `last`, one takes less time than another."""
 
-    Attributes:
-        at: 0 where it does at every measured point, infinity where at none.
-        ends: of its 95% interval, likewise; None without one.
-    """
-
-    at: float
-    ends: tuple[float, float] | None
+    at: float  # 0 where it does at every measured point, infinity where at none
+    ends: tuple[float, float] | None  # of its 95% interval, likewise
     first: float
     last: float
 
@@ -150,7 +139,6 @@ class Crossing:
 
 
 def crossing(differences: Mapping[float, Difference | None]) -> Crossing | None:
-    """The break-even point along an axis; None where nothing was measured."""
     known = {at: difference for at, difference in sorted(differences.items()) if difference is not None}
     if not known:
         return None

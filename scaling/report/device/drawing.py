@@ -143,8 +143,8 @@ def _draw_line(axes: Axes, look: dict[str, Any], at: Floats, values: Floats, lab
 
 
 def log_axes(axes: Axes, x: str, y: str) -> None:
-    """Both logarithmic, ticks at powers of ten and numbers without exponents as far as they are short. What
-    is drawn is to be drawn before: an axis of less than two powers of ten has ticks at 2 and 5, too."""
+    """Ticks at powers of ten, at 2 and 5 too where there are less than two: what is drawn is to be drawn
+    before."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):

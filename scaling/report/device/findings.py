@@ -55,8 +55,8 @@ def ratios(
 
 
 def crossings(declared: BreakEven, results: Results) -> dict[str, dict[Any, Crossing | None]]:
-    """Arm of the GPU, or "" for all threads -> value of `by` -> from where on it takes less time; without
-    `by` of all cells, under ()."""
+    """Arm of the GPU, or "" for all threads -> value of `by`, () without -> from where on it takes less
+    time."""
     firsts, than = [*(declared.first or results.gpu_arms)], declared.than
     if declared.threads:
         counts = sorted({cell.threads for cell in results.where(than)})
@@ -118,7 +118,7 @@ def enough(declared: Enough, cells: Sequence[DeviceResult]) -> Reached | None:
 
 
 def needs(declared: Enough, results: Results) -> dict[Variant, dict[Any, Reached]]:
-    """Arm, or device where `x` are its threads -> value of `by` -> what is enough there, if it is known."""
+    """Arm, or device where `x` are its threads -> value of `by` -> what is enough there."""
     devices = [device for device in DEVICES if results.where(device.where)]
     found: dict[Variant, dict[Any, Reached]] = {}
     for arm in devices if declared.x == "threads" else results.arms:
@@ -156,8 +156,7 @@ def _enough(declared: Enough, results: Results) -> Iterator[str]:
 
 
 def ahead(declared: Enough, results: Results) -> dict[Any, Difference]:
-    """Value of `by` -> the least time of a sample on the CPU over the GPU's, where all arms are known; none
-    where it is not to be said."""
+    """Value of `by` -> the least time of a sample on the CPU over the GPU's, where all arms are known."""
     known = needs(declared, results) if declared.ahead else {}
     found = {}
     for value in results.grouped(results.cells, declared.by):
@@ -171,7 +170,6 @@ def ahead(declared: Enough, results: Results) -> dict[Any, Difference]:
 
 
 def _short_enough(declared: Enough, results: Results) -> str:
-    """What is enough on each device, from the least to the most of all; how much longer the CPU takes."""
     clauses, num_values, every = [], 0, needs(declared, results).items()
     for device in DEVICES:
         known = [found for arm, found in every if arm.where["device"] == device.where["device"]]
@@ -227,7 +225,6 @@ def _other(
 
 
 def _short_fastest(declared: Fastest, results: Results) -> str:
-    """The choice that is among the best of all groups, on each device."""
     clauses = []
     for device in DEVICES:
         groups = [*groups_of(declared, results, device).values()]

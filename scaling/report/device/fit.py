@@ -27,7 +27,6 @@ VERBS = {"capture": "capturing", "compile": "compiling"}
 
 
 def made_s(cell: DeviceResult) -> float:
-    """Seconds of compiling or capturing, which come on top; 0 where nothing is made."""
     return sum(cell.median(phase) for phase in VERBS if phase in cell.phases)
 
 
@@ -40,7 +39,6 @@ def verb(cell: DeviceResult) -> str:
 
 
 def trainings(results: Results) -> dict[str, DeviceResult]:
-    """Arm -> the cell with its complete training."""
     return {
         arm.name: cell
         for arm in results.arms
@@ -50,8 +48,8 @@ def trainings(results: Results) -> dict[str, DeviceResult]:
 
 
 def surface(side: int) -> Grid:
-    """The surface on a grid of `side` x `side`, the first axis being x. The formula is that of
-    `scaling.device_studies.surface_training`, which needs torch."""
+    """[side, side], the first axis being x: as `scaling.device_studies.surface_training`, which needs
+    torch."""
     axis = np.linspace(-EXTENT, EXTENT, side)
     x, y = np.meshgrid(axis, axis, indexing="ij")
     return np.asarray(
@@ -135,7 +133,6 @@ def findings(results: Results) -> Iterator[str]:
 
 
 def _paid(cell: DeviceResult, eager: DeviceResult) -> str:
-    """From the times of an epoch by itself; the complete trainings have to agree."""
     difference = cell.difference(eager)
     if difference is None:
         return "whether it is paid for is not known, as an epoch by itself was not timed"

@@ -98,7 +98,7 @@ class DeviceResult:
 
     def mean(self, phase: str = STEP) -> tuple[float, float | None, float | None] | None:
         """Of a phase's seconds the launches' means, combined on the log scale, and its 95% interval: what a
-        rate is of, since a median has no long steps in it. None where there is no sample."""
+        rate is of, since a median has no long steps in it."""
         launches = [np.array(samples) for samples in self.seconds(phase).values()]
         if not launches or min(one.mean() for one in launches) <= 0:
             return None
@@ -137,7 +137,6 @@ class DeviceResult:
         return self.median() / self.num_samples
 
     def over_samples(self, other: DeviceResult) -> Difference | None:
-        """As `difference`, of the times of a sample."""
         return self.difference(other, log_factor=math.log(self.num_samples / other.num_samples))
 
     @property
@@ -150,7 +149,7 @@ class DeviceResult:
 
 
 def fastest(cells: Iterable[DeviceResult], phase: str = STEP) -> DeviceResult | None:
-    """The cell with the least median time; None where none has one, or one of several is not measured yet."""
+    """None where no cell has a time, or one of several is not measured yet."""
     every = [*cells]
     timed = [cell for cell in every if cell.estimate(phase)]
     if len(every) > 1 and not all(cell.is_over for cell in every):
@@ -163,7 +162,7 @@ def size_of(value: Any) -> tuple[int, float, str]:
 
 
 def plain_report(cells: Sequence[DeviceResult]) -> Report:
-    """What can be said of cells that nothing is declared of. A figure over the number that has most values,
+    """What can be said of cells that nothing is declared of: a figure over the number that has most values,
     one table, and where the GPU begins to take less time, or which word of a variable takes the least."""
     values = {name: {cell.point.get(name) for cell in cells} - {None} for name in cells[0].point}
     varied = [name for name, several in values.items() if len(several) > 1 and name != "step"]
@@ -288,7 +287,6 @@ GPU_STEPS = tuple(Variant(f"GPU {step}", {"device": "cuda", "step": step}) for s
 
 
 def report_of(experiment: str, cells: Sequence[DeviceResult]) -> Report:
-    """What the experiment declares; where it is not installed or declares nothing, what its cells tell."""
     try:
         declared: Report | None = EXPERIMENTS.load(experiment).report
     except (StudyError, AttributeError):
@@ -297,8 +295,7 @@ def report_of(experiment: str, cells: Sequence[DeviceResult]) -> Report:
 
 
 def read_devices(folder: ResultsFolder) -> list[Results]:
-    """The experiments of a folder, in the order of their names. Raises StoreError: a record or a sample of a
-    done run is missing or damaged."""
+    """In the order of their names. Raises StoreError: a record or sample is missing or damaged."""
     runs = [record for record in folder.runs() if record.cell.get("kind") == DEVICE]
     if not runs:
         return []

@@ -64,8 +64,8 @@ def table_by(
     statistic: str | None = None,
     remarks: Sequence[str] = (),
 ) -> Table:
-    """A table of an experiment with a row for each of the groups of cells: the values of the variables `by`,
-    and further texts; medians of times where no other statistic is said."""
+    """A row for each of the groups of cells: the values of `by`, and further texts; the statistic is medians
+    by default."""
 
     def named(cells: Cells, name: str) -> str:
         values = [value for cell in cells if (value := cell.value(name)) is not None]
@@ -148,7 +148,6 @@ def left_out_table(results: Results) -> Iterator[Table]:
 
 
 def remarks(results: Results) -> list[str]:
-    """What stands below a table: devices that are missing, a busy machine, points that are not done."""
     lines = [*missing_remark(results)]
     loads = [float(load) for cell in results.cells if (load := cell.fact(LOAD)) is not None]
     if results.num_cores and loads and max(loads) > BUSY * results.num_cores:
