@@ -72,14 +72,29 @@ class OnHost(Stated[S], Generic[S]):
         return 2 * layout.num_elements * itemsize
 
 
-@dataclass
 class HostState(AggregatorState):
-    execution: HostExecution
-    result: Tensor | None  # [num_elements] on the device; None where the mean stays on the host
+    def __init__(
+        self, of: _Pipelined, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(group, layout)
+        n, world_size, stays = layout.num_elements, group.world_size, of.update_site == "host_serial"
+        self.execution = HostExecution(
+            of.schedule(n * dtype.itemsize, world_size),
+            group,
+            n,
+            dtype,
+            device,
+            num_summing=1 if stays else world_size,
+            divisor=world_size if stays or device.type != "cuda" else 1,  # a GPU divides faster than the host
+            keep_sums=stays,
+        )
+        # On the device; None where the mean stays on the host.
+        self.result = None if stays else torch.empty(n, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
 class _Pipelined(OnHost[HostState]):
+    state_class = HostState
     collective: ClassVar[Callable[..., Schedule]]
 
     num_chunks: PositiveInt | None = None
@@ -101,16 +116,6 @@ class HostSerial(_Pipelined):
     update_site = "host_serial"
     collective = staticmethod(host_serial)
 
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> HostState:
-        n, world_size = layout.num_elements, group.world_size
-        schedule = self.schedule(n * dtype.itemsize, world_size)
-        execution = HostExecution(
-            schedule, group, n, dtype, device, num_summing=1, divisor=world_size, keep_sums=True
-        )
-        return HostState(group, layout, execution, None)
-
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         with threads(1):
             state.execution.run(gradient, None, phase)
@@ -131,16 +136,6 @@ class HostParallel(_Pipelined):
 
     name = "host_parallel"
     collective = staticmethod(host_parallel)
-
-    def start(
-        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> HostState:
-        n, world_size = layout.num_elements, group.world_size
-        schedule = self.schedule(n * dtype.itemsize, world_size)
-        divisor = 1 if device.type == "cuda" else world_size  # a GPU divides faster than the host
-        execution = HostExecution(schedule, group, n, dtype, device, num_summing=world_size, divisor=divisor)
-        result = torch.empty(n, dtype=dtype, device=device)
-        return HostState(group, layout, execution, result)
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         assert state.result is not None

@@ -102,6 +102,6 @@ def test_it_needs_a_warm_up_and_steps_that_compress_nothing_are_not_timed():
         made(warmup_steps=0)
     keys = {"workloads": [WORKLOAD], "world_sizes": [2], "scaling": "strong", "aggregators": ["one_bit_adam"]}
     part = IterationPart.model_validate({**keys, "warmup": 20})
-    IterationKind().check(part, [made(20)], [2], "cpu", "")
+    IterationKind().check(part, [made(20)], [2], "cpu")
     with pytest.raises(StudyError, match="begins to compress after 21 steps, and warmup is 20"):
-        IterationKind().check(part, [made(21)], [2], "cpu", "")
+        IterationKind().check(part, [made(21)], [2], "cpu")
