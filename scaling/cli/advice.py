@@ -9,18 +9,15 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from scaling.cli.options import AsJson, Folder
+from scaling.cli.options import AsJson, CellArgument, Folder
 from scaling.errors import ScalingError
 
 
 def explain(
     directory: Folder,
-    cell: Annotated[
-        str | None,
-        Argument(metavar="[CELL]", help="One cell in full: its id, or aggregator@workers (ring@4)."),
-    ] = None,
+    cell: CellArgument = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what limits the cells of a study, each with an experiment to try.

@@ -7,17 +7,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
-from scaling.cli.options import Folder, note
+from scaling.cli.options import CellArgument, Folder, note
 from scaling.errors import ScalingError
 
 
 def export(
     directory: Folder,
-    cell: Annotated[
-        str | None, Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4).")
-    ] = None,
+    cell: CellArgument = None,
     format_: Annotated[
         str,
         Option(

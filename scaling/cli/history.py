@@ -77,7 +77,7 @@ def _measured(folder: Path, number: int, study: str | None, overrides: list[str]
             note(f"goes on with {first}; a {study} that changed since begins in another folder")
         study, overrides = first, []
     with workers(launcher) as begun:
-        outcome = measured(study or "watch", overrides, part_of(folder, name), *begun)
+        outcome = measured(study or "watch", overrides, part_of(folder, name), begun)
     for line in outcome.rest():
         note(line)
     if outcome.is_failure:

@@ -28,6 +28,9 @@ OverridesAsInRun = Annotated[
 ]
 Out = Annotated[Path | None, Option("--out", help="Results folder (default: results/<name of the study>).")]
 Folder = Annotated[Path, Argument(metavar="DIR", help="A results folder.")]
+CellArgument = Annotated[
+    str | None, Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4).")
+]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from scaling.study.scope import Scope
     from scaling.study.session import RunResult
 
+    Begun = tuple[Scope, Zygotes]
+
 
 def run(
     study: StudyArgument,
@@ -75,11 +77,11 @@ def run(
         study, words, out, launcher = _next(study, number, words, out, launcher)
     if against is not None and world_size is not None:
         raise LaunchError("--against runs all world sizes; leave --world-size out or set world_sizes=[N]")
-    with workers(launcher, workers_per_node, world_size) as (scope, zygotes):
+    with workers(launcher, workers_per_node, world_size) as begun:
         if against is not None:
-            run_against(study, words, out, against, scope, zygotes, retry_failed=retry_failed)
+            run_against(study, words, out, against, *begun, retry_failed=retry_failed)
             return
-        outcome = measured(study, words, out, scope, zygotes, retry_failed=retry_failed)
+        outcome = measured(study, words, out, begun, retry_failed=retry_failed)
     for line in outcome.rest():  # the answer comes last
         note(line)
     if outcome.report is None:
@@ -92,9 +94,7 @@ def run(
 
 
 @contextmanager
-def workers(
-    launcher: str, per_node: int | None = None, world_size: int | None = None
-) -> Iterator[tuple[Scope, Zygotes]]:
+def workers(launcher: str, per_node: int | None = None, world_size: int | None = None) -> Iterator[Begun]:
     """What starts the workers; warns of a busy machine first."""
     if disturbed_by := load_text():  # before workers take them
         note(f"warning: {disturbed_by}: times will be too long and scatter; run it when the machine is idle")
@@ -119,23 +119,12 @@ def _next(
 
 
 def measured(
-    study: str,
-    overrides: list[str],
-    out: Path | None,
-    scope: Scope,
-    zygotes: Zygotes,
-    *,
-    retry_failed: bool = False,
+    study: str, overrides: list[str], out: Path | None, begun: Begun, *, retry_failed: bool = False
 ) -> RunResult[Report]:
     from scaling.study.session import run_session
 
-    return run_session(
-        *(study, overrides, out, scope, zygotes),
-        note=note,
-        interrupted=_interrupted,
-        report=_reported,
-        retry_failed=retry_failed,
-    )
+    how = {"note": note, "interrupted": _interrupted, "report": _reported}
+    return run_session(study, overrides, out, *begun, **how, retry_failed=retry_failed)
 
 
 def _reported(folder: ResultsFolder, before_page: Callable[[], None]) -> Report:

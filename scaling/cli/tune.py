@@ -16,13 +16,12 @@ from scaling.errors import ScalingError
 from scaling.files.texts import folded
 
 if TYPE_CHECKING:
-    from launchers.zygote import Zygotes
     from scaling.analysis.findings import Finding
     from scaling.analysis.samples import CellResult
+    from scaling.cli.run import Begun
     from scaling.prediction.buckets import ExchangeCurve, Gradients, Partition
     from scaling.store import ResultsFolder
     from scaling.study.schema import Study
-    from scaling.study.scope import Scope
 
 
 def tune(
@@ -45,13 +44,13 @@ def tune(
     from scaling.study.tuning import cells_to_tune, deciding_study, measured_study, probe_study
     from scaling.training.ddp import TAKES_SIZES
 
-    with workers("local") as (scope, zygotes):
+    with workers("local") as begun:
         loaded = load_study(study, overrides or [])
-        resolved = resolve(loaded, this_machine(scope.launcher.num_nodes))
+        resolved = resolve(loaded, this_machine(begun[0].launcher.num_nodes))
         cells = cells_to_tune(loaded, resolved)
         out = out or Path("results") / f"{loaded.name}-tune"
         probe = probe_study(loaded, resolved, cells)
-        folder = _measured(probe, part_of(out, "probe"), scope, zygotes)
+        folder = _measured(probe, part_of(out, "probe"), begun)
         models = [_Model.of(probed) for probed in _cells_by_part(probe, folder)]
         best = [
             to_measure(one.gradients, one.curve, one.default, count, takes_sizes=TAKES_SIZES)
@@ -62,10 +61,10 @@ def tune(
             for model, of_model in zip(models, best, strict=True)
         ]
         screening = measured_study(loaded, resolved, cells, sizes)
-        folder = _measured(screening, part_of(out, "buckets"), scope, zygotes)
+        folder = _measured(screening, part_of(out, "buckets"), begun)
         fastest = [_fastest(screened) for screened in _cells_by_part(screening, folder)]
         deciding = deciding_study(screening, loaded, resolved, cells, fastest)
-        folder = _measured(deciding, part_of(out, "buckets"), scope, zygotes)
+        folder = _measured(deciding, part_of(out, "buckets"), begun)
     for cell, model, measured_cells in zip(cells, models, _cells_by_part(screening, folder), strict=True):
         setting = replace(cell, bucket_mb=None, bucket_sizes_mb=None).describe()
         lines = text_of(model.finding(measured_cells)).split(" // ")
@@ -73,13 +72,13 @@ def tune(
     note(f"report: {folder.path / 'report.html'}; of the probe: {out / 'probe' / 'report.html'}")
 
 
-def _measured(study: Study, out: Path, scope: Scope, zygotes: Zygotes) -> ResultsFolder:
+def _measured(study: Study, out: Path, begun: Begun) -> ResultsFolder:
     from scaling.store.files import write_whole
     from scaling.study.tuning import text_of
 
     file = out.with_suffix(".yaml")
     write_whole(file, text_of(study).encode())
-    outcome = measured(str(file), [], out, scope, zygotes)
+    outcome = measured(str(file), [], out, begun)
     for line in outcome.rest():
         note(line)
     if outcome.is_failure:

@@ -56,12 +56,7 @@ from scaling.store.run_samples import (
     shortened,
 )
 from scaling.store.schemas import RunModel, validate
-from scaling.store.upgrades import (
-    upgraded_launch_times,
-    upgraded_lines,
-    upgraded_prediction,
-    with_new_keys,
-)
+from scaling.store.upgrades import upgraded_launch_times, upgraded_lines, upgraded_prediction, with_new_keys
 
 ROOM_BYTES = 65_536  # more than a run's record takes
 

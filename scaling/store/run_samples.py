@@ -32,7 +32,7 @@ from scaling.store.files import (
     write_whole,
     writing,
 )
-from scaling.store.schemas import Count, Finite, OpenModel, Scalar, Seconds, Size, explain, required
+from scaling.store.schemas import Count, Finite, OpenModel, Scalar, Seconds, Size, explain, optional, required
 
 MAX_TEXT = 4096  # bytes of an error or a note that a record and a table keep
 
@@ -178,25 +178,14 @@ class _RankFactsModel(OpenModel):
 _DetectedModel = required(
     (str, "name description"), (dict[str, Any], "device_types link_types"), (list[Any], "devices links")
 )
-
-
-class TransferFactsModel(OpenModel):
-    """What the workers of a probe found of the machine."""
-
-    device: str
-    ranks: Annotated[list[_RankFactsModel], Field(min_length=1)]
-    torch: str
-    nccl: str | None = None
-    mpi: str | None = None
-    date: str
-    detected: _DetectedModel  # type: ignore[valid-type]
-    gpu_ids: list[str]
-    missing: list[str]
-
-
-class TransferLineModel(OpenModel):
-    sample: TransferSampleModel | None = None
-    facts: TransferFactsModel | None = None
+_FoundModel = required(
+    (str, "device torch date"),
+    (Annotated[list[_RankFactsModel], Field(min_length=1)], "ranks"),
+    (_DetectedModel, "detected"),
+    (list[str], "gpu_ids missing"),
+)
+TransferFactsModel = optional((str, "nccl mpi"), base=_FoundModel)  # what the workers of a probe found
+TransferLineModel = optional((TransferSampleModel, "sample"), (TransferFactsModel, "facts"))
 
 
 class DeviceLineModel(OpenModel):

@@ -64,12 +64,9 @@ Size = Annotated[Number, Field(gt=0)]
 BucketSizes = Annotated[list[Size], Field(min_length=1, max_length=10_000)]
 
 
-def _bucket_tag(value: Any) -> str:
-    return "sizes" if isinstance(value, list) else "size"
-
-
 SizeOrSizes = Annotated[
-    Annotated[Size, Tag("size")] | Annotated[BucketSizes, Tag("sizes")], Discriminator(_bucket_tag)
+    Annotated[Size, Tag("size")] | Annotated[BucketSizes, Tag("sizes")],
+    Discriminator(lambda value: "sizes" if isinstance(value, list) else "size"),
 ]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]  # what torch's generators take
 
@@ -115,12 +112,11 @@ class NamedComponent(Strict):
     parameters: dict[str, Any] = {}
 
 
-def _as_written(component: NamedComponent) -> dict[str, Any]:
-    """What `component` reads, so that a study that was written can be run again."""
-    return {"name": component.name, **component.parameters}
-
-
-Component = Annotated[NamedComponent, BeforeValidator(component), PlainSerializer(_as_written)]
+Component = Annotated[
+    NamedComponent,
+    BeforeValidator(component),
+    PlainSerializer(lambda named: {"name": named.name, **named.parameters}),  # what `component` reads
+]
 
 
 class Training(Strict):
@@ -219,9 +215,7 @@ class AnyPart(Strict):
         @property
         def kind(self) -> str: ...  # a name of `scaling.study.kinds.KINDS`
         @property
-        def world_sizes(
-            self,
-        ) -> list[int] | Literal["auto", "all"]: ...  # see `places.sizes_of`
+        def world_sizes(self) -> list[int] | Literal["auto", "all"]: ...  # see `places.sizes_of`
         @property
         def repeats(self) -> int: ...  # how often each cell is run
         @property

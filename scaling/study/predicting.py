@@ -72,11 +72,8 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
         for part, of_part in zip(parts, of_parts, strict=True):
             with own_errors(f"aggregator {of_part.name!r} cannot be predicted: its `stages`"):
                 stated = of_part.stages(part, world_size)
-            stages = [
-                _in_dtype(stage, _message_itemsize(cell, stage, itemsize), aggregator) for stage in stated
-            ]
-            in_bucket = (s for s in stages if not isinstance(s, Update) or s.site in at_once)
-            buckets.append(tuple(_threaded(s, cell) for s in in_bucket))
+            stages = [_as_in_cell(stage, cell, itemsize, aggregator) for stage in stated]
+            buckets.append(tuple(s for s in stages if not isinstance(s, Update) or s.site in at_once))
             updates += [s for s in stages if isinstance(s, Update) and s.site != "replica"]
             sizes.append(part)
     return Strategy(
@@ -101,23 +98,16 @@ def _parameters(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {**known, **({"kernels": "torch"} if by_torch else {}), **kernels_then(recorded, known)}
 
 
-def _threaded(stage: Stage, cell: Mapping[str, Any]) -> Stage:
-    """A division in host memory is one of torch's operations, with the cell's threads."""
+def _as_in_cell(stage: Stage, cell: Mapping[str, Any], itemsize: int, aggregator: Aggregator[Any]) -> Stage:
+    """A stage stated for float32, for gradients of so many bytes an element: `wire` casts what several ranks
+    exchange, codes stay as they are, and a division in host memory has the cell's threads."""
     if isinstance(stage, CodecWork) and stage.where == "host" and stage.name == "divide":
-        return replace(stage, num_threads=int(cell.get("threads") or 1))
-    return stage
-
-
-def _message_itemsize(cell: Mapping[str, Any], stage: Stage, itemsize: int) -> int:
-    """Bytes of an element: `wire` casts what is exchanged between several ranks, and no update."""
-    is_cast = cell.get("wire") and int(cell["world_size"]) > 1 and not isinstance(stage, Update)
-    return WIRE_BYTES.get(str(cell["wire"]), itemsize) if is_cast else itemsize
-
-
-def _in_dtype(stage: Stage, itemsize: int, aggregator: Aggregator[Any]) -> Stage:
-    """A stage stated for float32, for gradients of so many bytes an element; codes stay as they are."""
+        stage = replace(stage, num_threads=int(cell.get("threads") or 1))
+    is_update = isinstance(stage, Update)
+    if cell.get("wire") and int(cell["world_size"]) > 1 and not is_update:
+        itemsize = WIRE_BYTES.get(str(cell["wire"]), itemsize)
     factor = itemsize / FLOAT32_BYTES
-    if factor == 1 or (aggregator.lossy and not isinstance(stage, Update)):
+    if factor == 1 or (aggregator.lossy and not is_update):
         return stage
     if isinstance(stage, CodecWork):
         return replace(stage, num_bytes=stage.num_bytes * factor)

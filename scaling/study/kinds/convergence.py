@@ -92,21 +92,16 @@ def recipe_of(choice: ChosenWorkload, part: ConvergencePart) -> dict[str, Any]:
             f"{where}: warmup_epochs {values['warmup_epochs']:g} must be less than the epochs, "
             f"{values['epochs']}: else the learning rate never reaches its peak"
         )
-    if values["target_bits_per_byte"] is not None:
-        _check_bytes(values, choice, where)
-    if values["augmentation"] == "standard":
-        check_images(choice, where)
-    return values
-
-
-def _check_bytes(values: dict[str, Any], choice: ChosenWorkload, where: str) -> None:
-    if not choice.dataset.bits_per_byte:
+    if values["target_bits_per_byte"] is not None and not choice.dataset.bits_per_byte:
         raise StudyError(
             f"{where}: target_bits_per_byte is a target of texts of bytes, such as data set text; use "
             "target_accuracy"
         )
-    if values["target_accuracy"] is not None:
+    if None not in (values["target_bits_per_byte"], values["target_accuracy"]):
         raise StudyError(f"{where}: target_bits_per_byte and target_accuracy are two targets; leave one out")
+    if values["augmentation"] == "standard":
+        check_images(choice, where)
+    return values
 
 
 def _check_base_batch(values: dict[str, Any], workload: Workload, part: ConvergencePart, where: str) -> None:
