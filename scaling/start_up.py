@@ -1,6 +1,4 @@
-"""What a program sees to as it starts: packages that are missing, streams that are closed. Standard library
-alone.
-"""
+"""What a program sees to as it starts: missing packages, closed streams. Standard library alone."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ from scaling.runtime import LaunchLibraries
 from scaling.runtime.meeting import Watched, own_address
 from scaling.runtime.workers import Workers, close_runs, closing_on_signals
 from scaling.store import ResultsFolder
-from scaling.study.launches import Launch, handed_over, remaining_launches
+from scaling.study.launches import Launch, handed_over
 from scaling.study.overrides import load_study, texts
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.rank.launch import EXIT_GIVEN_UP, num_nodes, run_launch, say, usage_error
 from scaling.study.resolve import resolve
 from scaling.study.same_start import require_same_start, start_facts
 from scaling.study.schema import Study
-from scaling.study.scope import runnable
+from scaling.study.scope import Scope, runnable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -180,23 +180,16 @@ def _choose_launch(
     # A batch job may have more nodes than this launch: its larger sizes are part of the study all the same.
     job_nodes = max(num_nodes(info), int(os.environ.get("SLURM_JOB_NUM_NODES") or 1))
     resolved = resolve(study, this_machine(job_nodes))
-    sizes = sorted({cell.world_size for cell in resolved.cells.values()})
-    if info.world_size not in sizes:
-        raise LaunchError(f"study {study.name!r} has no cell of world size {info.world_size}; it has {sizes}")
+    scope = Scope(world_size=info.world_size)
+    scope.require_cells(resolved)
     can_run = runnable(resolved, by_mpi=started_by_mpi(info, os.environ), world_size=info.world_size)
     folder = ResultsFolder(options.out or Path("results") / study.name)
     if not _led_by_scaling_run():  # else it holds the lock
-        locks.enter_context(folder.lock(shared=True))
-        locks.enter_context(folder.lock(f".{info.world_size}"))
+        locks.enter_context(scope.lock(folder))
     prepare(folder, study, resolved)
     for line in can_run.record_missing_libraries(folder):
         say_line(line)
-    launches = [
-        launch
-        for launch in remaining_launches(folder, can_run.study)
-        if launch.settings.world_size == info.world_size
-    ]
-    if not launches:
+    if not (launches := scope.launches(folder, can_run.study)):
         return folder, None
     _require_same_nodes(folder, launches[0], num_nodes(info))
     if len(launches) > 1:

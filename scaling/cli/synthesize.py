@@ -92,19 +92,14 @@ def _ms(seconds: float) -> str:
 
 
 def _as_dict(synthesis: Synthesis) -> dict[str, Any]:
+    schedule, simulation = synthesis.schedule, synthesis.simulation
+    own = ("family", "is_built_in", "link_s", "bound_s", "meets_bound", "built_in_s", "num_tried")
     return {
-        "schedule": synthesis.schedule.name,
-        "world_size": synthesis.schedule.world_size,
-        "num_chunks": synthesis.schedule.num_chunks,
-        "num_steps": len(synthesis.schedule.steps),
-        "num_bytes": synthesis.simulation.num_bytes,
-        "family": synthesis.family,
-        "is_built_in": synthesis.is_built_in,
-        "simulated_s": synthesis.simulation.seconds,
-        "link_s": synthesis.link_s,
-        "bound_s": synthesis.bound_s,
+        "schedule": schedule.name,
+        **{name: getattr(schedule, name) for name in ("world_size", "num_chunks")},
+        "num_steps": len(schedule.steps),
+        "num_bytes": simulation.num_bytes,
+        "simulated_s": simulation.seconds,
         "bound_is_exact": synthesis.bound.is_exact,
-        "meets_bound": synthesis.meets_bound,
-        "built_in_s": synthesis.built_in_s,
-        "num_tried": synthesis.num_tried,
+        **{name: getattr(synthesis, name) for name in own},
     }

@@ -1,5 +1,4 @@
-"""Looks at this machine as a study would find it: `scaling doctor`. Each check is a function of what it looks
-at."""
+"""Looks at this machine as a study would find it: `scaling doctor`. Each check gives a `CheckResult`."""
 
 from __future__ import annotations
 

@@ -1,14 +1,12 @@
 """The launched processes as a whole: start-up, the control channel between them, and the groups they work in.
 
 Control (which cell is next, who has failed) runs over the rendezvous store and a Gloo group of its own, so
-that it outlives a cell whose data group broke. A group for a cell's tensors is made anew after a failure: the
-rank that fails leaves its group, which ends the others' pending operations on CPU; on a GPU they may hang,
-and the launch is given up. Workers that share a GPU have no NCCL group, which would refuse them: a second
-Gloo group carries their tensors, through host memory.
+that it outlives a cell whose data group broke, which is made anew: the rank that fails leaves its group,
+which ends the others' pending operations on CPU; on a GPU they may hang, and the launch is given up. Workers
+that share a GPU, which NCCL refuses, have a second Gloo group through host memory.
 
-A worker ends in order on SIGTERM or SIGUSR1. It may sit in an exchange that never ends, since its peers were
-asked to stop too: a handler of Python's would run only after it. A thread hears of the signal instead. Rank 0
-puts the run that is cut off back to planned, which is no death; the others leave that time to it.
+A thread hears of SIGTERM and SIGUSR1, as a handler would run only after an exchange that may never end. Rank
+0 puts the run that is cut off back to planned, which is no death; the others leave that time to it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """The zygote's own process: `python -m scaling.runtime.zygote MODULE[,MODULE...]` (see `launchers.zygote`).
 
-1. It imports the modules, with one thread and without CUDA, and takes what they made out of the garbage
-   collector's sight: a worker's collections then scan what the worker made.
-2. For each line on its standard input it forks a leader, which forks the ranks and waits for them. Each is a
-   process of its own: CUDA, NCCL and Gloo start in the rank, after the launch's environment is in force.
-3. The leader holds the store at which the ranks meet, on a port that was bound before any of them began.
-
-OpenMP and MKL have read their settings when they were loaded here: the rank sets its threads by a call.
+It imports the modules, with one thread and without CUDA, and hides what they made from the garbage collector.
+For each line on its standard input it forks a leader, which forks the ranks, waits for them, and holds the
+store at which they meet. CUDA, NCCL and Gloo start in the rank, after the launch's environment is in force; a
+rank sets its threads by a call, as OpenMP and MKL have read their settings here.
 """
 
 from __future__ import annotations

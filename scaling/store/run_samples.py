@@ -1,6 +1,4 @@
-"""The files of one run besides its record: samples (of each rank JSON lines, or a part of the archive) and
-checkpoints.
-"""
+"""The files of one run besides its record: samples of each rank, in files or the archive, and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Two environments in one campaign, as `scaling run --against` names them: their launches take turns.
 
-1. Both have a results folder: A is the command's environment, B the other one. The cells are the same.
-2. Of each launch (repeat, world size, start-up settings) one environment's is run right after the other's.
-   Which goes first is drawn for every second repeat; in the one that follows the other goes first.
-3. Once both are over, the records of their runs get the campaign's id: `compare` takes them as pairs.
-4. A pair that was cut in two (Ctrl-C, a failed run that is tried again) is measured again in both: what was
-   measured at different times is no pair.
+Both have a results folder: A is the command's environment, B the other one. The cells are the same. Of each
+launch one environment's is run right after the other's; which goes first is drawn for every second repeat,
+and the other way in the next. The records then get the campaign's id: `compare` takes them as pairs. A pair
+that was cut in two is measured again in both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """On which device a part runs, at which world sizes, with how many threads a worker, and who shares a GPU.
 
-`workers_per_gpu` is the most that may share one. A world size that has a GPU a worker is run so; of a larger
-one as few as possible share a GPU, neighbours in rank: local rank r has GPU r // workers. What they learn is
-what as many GPUs would; their seconds and joules are not, so reports leave these out, and no timed cell may
-share.
+`workers_per_gpu` is the most that may share one: as few as possible do, neighbours in rank, and only where
+there are too few GPUs. They learn what as many GPUs would; their seconds and joules are left out of reports,
+and no timed cell may share.
 """
 
 from __future__ import annotations

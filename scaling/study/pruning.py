@@ -1,11 +1,9 @@
 """Which cells of a study can still win, by their predictions, and which fit into a time.
 
-A cell is dominated if even the low end of its predicted interval is slower, a sample, than the high end of
-some other cell of the same workload. Control arms (`none`, `no_op`) stay: the others are judged by them. So
-does what could not be predicted. Lossy aggregators are judged by time alone.
-
-Of a given time the control arms of one worker come first, then the cells that can win, those that may be
-fastest before the others, then what was not predicted, then further control arms.
+A cell is dominated if the low end of its predicted interval is slower, a sample, than the high end of another
+cell of the workload. Control arms (`none`, `no_op`) stay: the others are judged by them. So does what could
+not be predicted. Lossy aggregators are judged by time alone. A given time is for control arms of one worker,
+then for cells that can win, fastest first, what was not predicted, and further control arms.
 """
 
 from __future__ import annotations

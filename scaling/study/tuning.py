@@ -1,10 +1,9 @@
 """The two studies of `scaling tune`: one that shows where the buckets' times go, one that measures the best.
 
-1. The probe has each gradient in a bucket of its own, and DDP's own buckets: their profiled iterations tell
-   when gradients are ready and what exchanges take (`scaling.analysis.tuned`).
-2. `scaling.prediction.buckets` finds the best partitions by that; the second study measures the best few of
-   them, DDP's own buckets and the step without exchange, all in the same launches: two at first. Then it goes
-   on with the fastest of them and DDP's own buckets alone, which are compared over all their launches.
+The probe has each gradient in a bucket of its own, and DDP's own buckets: profiled iterations tell when
+gradients are ready and what exchanges take. Of the best partitions by that (`scaling.prediction.buckets`) the
+second study measures the best few, DDP's own and the step without exchange, in the same launches; then it
+goes on with the fastest and DDP's own alone, compared over all their launches.
 """
 
 from __future__ import annotations

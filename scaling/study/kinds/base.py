@@ -1,11 +1,9 @@
 """What a kind of study is: the keys of its parts, their cells, how one is run, and what its record says.
 
-Nothing here imports torch, nor does the top of a kind's module: a study file is read without it.
-
-How long a step of a network takes, roughly, for `scaling plan`, is fitted to the committed results: its
-floating-point operations at a usual rate, the time that launching kernels takes (for each step and each
-tensor), and its gradient's bytes at the rate of their path. The rates are those of an H200 and of a core of a
-virtual machine; `benchmarks/plan_quality.py` compares the estimates with results/reference.
+Nothing here imports torch, nor does the top of a kind's module: a study file is read without it. The time of
+a step, for `scaling plan`, is fitted to the committed results, of an H200 and of cores of a virtual machine:
+operations at a usual rate, launches of kernels (of each step and tensor), and the gradient's bytes at their
+path's rate; `benchmarks/plan_quality.py` compares.
 """
 
 from __future__ import annotations

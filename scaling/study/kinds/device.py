@@ -1,15 +1,9 @@
 """`kind: device`: an experiment, CPU against GPU in one process. A cell is a point on one device.
 
-How long cells of `kind: device` take, for `scaling plan`: fitted to studies that were measured.
-
-A cell measures for its `seconds`, once for each thing that it times, and warms up before. What comes on top
-is its experiment's: making the network, compiling, trying algorithms, and on a CPU above all points that are
-so slow that their fewest samples take longer than `seconds`, up to the limit. So the rule has seconds of its
-own, core-seconds that the machine's cores share, and a share of the limit. The first cell of a launch sets
-the libraries up.
-
-Source: the launches of results/reference/device-* (one H200 with 16 cores, 4 cores without a GPU), all with
-smaller `seconds` than the shipped studies, and the shipped studies on 2 slower cores.
+For `scaling plan` the time of a cell is fitted to results/reference/device-* (one H200 with 16 cores, 4 cores
+without a GPU) and to the shipped studies on 2 slower cores: its `seconds`, once for each thing that it times,
+with the warm-up; on top its experiment's own seconds, core-seconds that the cores share, and a share of the
+limit, for slow points. A launch's first cell sets the libraries up.
 """
 
 from __future__ import annotations

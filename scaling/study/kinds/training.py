@@ -48,20 +48,17 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
         return set_up_seconds(cell, size) + check_seconds(cell, size) + steps_s
 
     def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:
+        first = ranks[0]
+        same = ("num_parameters", "tensor_shapes", "checksums", "tokens_per_sample", "checks")
+        each = ("matrix_rate", "optimizer_state_bytes", DATA_IN_HOST_MEMORY)
         return {
-            "num_parameters": ranks[0].num_parameters,
-            "tensor_shapes": ranks[0].tensor_shapes,
+            **super().summary(ranks),
+            **{name: getattr(first, name) for name in same},
+            **{name: [getattr(rank, name) for rank in ranks] for name in each},
             "wire_bytes_per_rank": [rank.bytes_sent for rank in ranks],
             "messages_per_rank": [rank.messages_sent for rank in ranks],
-            "checksums": ranks[0].checksums,
-            "model_flops": ranks[0].model_flops and ranks[0].model_flops * len(ranks),
-            "matrix_rate": [rank.matrix_rate for rank in ranks],
-            "tokens_per_sample": ranks[0].tokens_per_sample,
-            "optimizer_state_bytes": [rank.optimizer_state_bytes for rank in ranks],
-            **({"bucket_bytes": ranks[0].bucket_bytes} if ranks[0].bucket_bytes else {}),
-            DATA_IN_HOST_MEMORY: [rank.data_in_host_memory for rank in ranks],
-            **super().summary(ranks),
-            "checks": ranks[0].checks,
+            "model_flops": first.model_flops and first.model_flops * len(ranks),
+            **({"bucket_bytes": first.bucket_bytes} if first.bucket_bytes else {}),
         }
 
     def label(self, cell: Mapping[str, Any]) -> str:

@@ -1,9 +1,6 @@
-"""Kinds without a model of ours. `kind: transfer`: copies, messages and collectives of one world size.
-
-Such a cell is what `scaling topology probe` measures in one launch (`scaling.measure.probe.cases`): with
-access between GPUs or without, in a study's own launch, among its other cells.
-
-`kind: attached`: the runs of a user's own script, which `scaling attach` makes.
+"""Kinds without a model of ours. `kind: transfer`: what `scaling topology probe` measures in one launch, with
+access between GPUs or without, in a study's own launch. `kind: attached`: the runs of a user's own script,
+which `scaling attach` makes.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 """Trains a convergence cell on one rank, from the start or from the checkpoints of a run that was cut off.
 
-After an epoch each rank writes a checkpoint, unless that would take more than a small part of the time: what
-a cut costs is then a few seconds of training. Ranks may be cut off while they write, so each keeps its last
-two, and the run goes on from the last epoch of which all have a good one. What was
-recorded up to there comes from the checkpoint too, so that the samples are those of one uncut training.
-
-1. Each rank reads its last two, and notes which are damaged or of another training, with the reason.
-2. The ranks take the last epoch of which every rank has a good one, saved together with the others', and on
-   which their parameters are equal, and their optimizers' states where every rank has all of it.
-3. What each has restored then, residuals too, is compared with its checkpoint.
-4. Where there is none the training begins anew, and what was left is removed.
+After an epoch each rank writes a checkpoint, unless that would take more than a small part of the time. Ranks
+may be cut off while they write, so each keeps its last two. The run goes on from the last epoch of which
+every rank has a good one, saved together with the others', with equal parameters, and equal states of the
+optimizers where every rank has all of it. What was restored, residuals too, is compared with the checkpoint,
+which also has what was recorded: samples are those of one uncut training. Without one it begins anew.
 """
 
 from __future__ import annotations
