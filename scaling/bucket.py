@@ -26,8 +26,7 @@ ITEMSIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Names, shapes and offsets (of the first element) of tensors that are stored one behind the other in a
-    flat buffer."""
+    """Names, shapes and offsets (of the first element) of tensors, one behind the other in a flat buffer."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]

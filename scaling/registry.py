@@ -121,8 +121,7 @@ def offered(group: str, path: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raises StudyError where a name is not allowed. `what`: whose they are ("aggregator
-    'ring'")."""
+    """Raises StudyError where a name is not allowed. `what`: whose they are, as "model 'mlp'"."""
     allowed = list(allowed)
     for name in names:
         if name not in allowed:
@@ -136,9 +135,8 @@ def _of_class(cls: type) -> TypeAdapter[Any]:
 
 
 def checked(what: str, annotation: Any, value: object, parameter: str = "") -> Any:
-    """`value` as an instance of the type `annotation`, converted where nothing is lost (list to tuple).
-    `what`: whose parameter ("model 'mlp'"); `parameter`: its name; "" if `value` maps names to values. Raises
-    StudyError: wrong type or value."""
+    """`value` as the type `annotation`, converted where nothing is lost. `what`: whose parameter ("model
+    'mlp'"); `parameter`: its name; "" if `value` maps names to values. StudyError: wrong type or value."""
     try:
         adapter = _of_class(annotation) if isinstance(annotation, type) else TypeAdapter(annotation)
         return adapter.validate_python(value)
@@ -150,8 +148,7 @@ def checked(what: str, annotation: Any, value: object, parameter: str = "") -> A
 
 
 def from_parameters(what: str, cls: type[Component], parameters: Mapping[str, Any]) -> Component:
-    """An instance of the dataclass `cls`, its fields set by `parameters`. `what`: for the message ("data set
-    'mnist'"). Raises StudyError: a parameter is unknown or of the wrong type or value."""
+    """An instance of the dataclass `cls`, whose fields `parameters` set. `what`, StudyError: as `checked`."""
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]  # any dataclass
     check_names(what, parameters, [field.name for field in fields])
     instance: Component = checked(what, cls, dict(parameters))

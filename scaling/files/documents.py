@@ -36,8 +36,7 @@ _ZEROS = re.compile(rb"\0*")  # padding behind a member
 
 
 class DocumentError(ValueError):
-    """What is wrong with a document; the caller says which file it is, and what to do. `problem`: with what
-    is allowed; `line`: from 1, where it is known."""
+    """What is wrong with a document, on which line if that is known; the caller says which document."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         super().__init__(problem if line is None else f"{problem} (line {line})")
@@ -53,8 +52,7 @@ class UnreadableError(DocumentError):
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file. Raises FileNotFoundError: there is none; UnreadableError: it is
-    something else, too large, or cannot be read."""
+    """The content of a regular file. FileNotFoundError: there is none; UnreadableError: it is no such."""
     try:
         # A pipe that nobody writes to would keep us waiting.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -311,8 +309,7 @@ def shown_path(path: Sequence[object]) -> str:
 
 
 def line_of(text: str, path: Sequence[object]) -> int | None:
-    """The line, from 1, on which a value stands in a YAML or JSON text; None where that cannot be told.
-    `path`: keys and indices; those that lead nowhere, as a missing key, are left out at the end."""
+    """The line, from 1, of the value in a text that keys and indices lead to as far as they do, or None."""
     try:
         node = yaml.compose(text, _SafeLoader) if len(text) <= MAX_YAML_BYTES else None
     except (yaml.YAMLError, RecursionError, ValueError):

@@ -135,8 +135,7 @@ class Slot(NamedTuple):
 
 
 def slots_of(places: Sequence[Place]) -> list[Slot]:
-    """Each rank's slot. Nodes are distinguished even where one machine plays several: by equal local ranks.
-    `places`: one a rank, in rank order."""
+    """Each rank's slot, in rank order. Equal local ranks tell nodes apart that are one machine."""
     nodes: list[tuple[str, set[int]]] = []  # each with its host and the local ranks on it
     node_of = []
     for host, local_rank, _ in places:

@@ -79,8 +79,7 @@ FORWARDED_S = 1.0  # for mpirun to pass on what a rank printed: MPICH's drops th
 
 
 class MpiWorld:
-    """MPI's world of this launch, in which the ranks are those of the launcher. `info`: what the launcher
-    says of this process; `world`: mpi4py's COMM_WORLD; `library`: its name and version, for the record."""
+    """MPI's world of this launch, of the launcher's ranks. `world`: mpi4py's; `library`: name and version."""
 
     def __init__(self, info: RankInfo, world: Any, library: str) -> None:
         self._world = world
@@ -93,8 +92,7 @@ class MpiWorld:
 
     @classmethod
     def start(cls, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> MpiWorld:
-        """Starts MPI in this process; from now on an error in one rank ends all of them. Raises LaunchError:
-        mpi4py or a library is missing, or its world is not the launch's."""
+        """Starts MPI here; an error in a rank then ends all. LaunchError: it cannot, or has another world."""
         if info.table in launcher.TABLES:
             _meet_launcher(info, environ)
         try:

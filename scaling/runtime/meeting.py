@@ -64,8 +64,7 @@ def here() -> str:
 
 
 class Signed:
-    """What ranks tell each other at a store that others of the host can reach too: signed with the launch's
-    token, and under a name that the token gives. `store`: at which they meet."""
+    """What ranks tell each other at a store that others can reach too: signed with the launch's token."""
 
     def __init__(self, store: Any) -> None:
         self._store = PrefixStore(f"{PREFIX}-{_signature(PREFIX)}", store)
@@ -119,8 +118,7 @@ class Waiting:
         return TCPStore(host, port, self._info.world_size, False, timeout=limit, wait_for_workers=False)
 
     def meet(self, store: Any, place: RankPlace) -> list[RankPlace]:
-        """The places of all ranks, in rank order, once they have come. Collective. Raises LaunchError: one
-        has left, is stopped, or has not come in time."""
+        """The places of all ranks, in rank order. Collective. LaunchError: one left, stopped or is late."""
         shared = Signed(store)
         shared.set(str(self._info.rank), json.dumps(asdict(place)))
         names = [str(rank) for rank in range(self._info.world_size)]
@@ -187,8 +185,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def require_here(host: str, port: int) -> None:
-    """Raises a LaunchError where a store of this host does not answer at the address that all ranks use. A
-    name that is not known yet, or a network that drops what comes, tells nothing."""
+    """Raises a LaunchError where the address that all use refuses a connection to this host's store."""
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except ConnectionRefusedError:
@@ -228,8 +225,7 @@ def own_address(info: RankInfo, environ: Mapping[str, str]) -> str:
 
 
 def reachable_address(environ: Mapping[str, str]) -> str:
-    """An address of this host that those can reach who reach MASTER_ADDR. Its own address on the way there;
-    where that is this host, by the name that all use."""
+    """An address of this host that those can reach who reach MASTER_ADDR; where it is that, by its name."""
     name = environ.get("MASTER_ADDR") or socket.gethostname()
     try:
         family, kind, _, _, there = socket.getaddrinfo(name, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]

@@ -63,11 +63,10 @@ class CellOutcome:
 
 
 class Workers:
-    """This process among the launched ones. `share`: gives every rank what rank 0 says, over what the
-    launcher has; None where the launcher's variables say where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`);
-    `address`: of rank 0's host, as the other ranks reach it, with `share` only; `watch`: watches the ranks as
-    soon as all have come. Raises LaunchError: the others cannot be reached, or are not as many as the
-    launcher says."""
+    """This process among the launched ones. `share`: gives every rank what rank 0 says; None where the
+    launcher's variables say where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`); `address`: of rank 0's host,
+    with `share` only; `watch`: watches the ranks once all have come. LaunchError: they do not come, or not so
+    many."""
 
     def __init__(
         self,
@@ -119,9 +118,8 @@ class Workers:
     def group(
         self, device: torch.device, *, peer_access: bool = True, through_host: bool = False
     ) -> TorchGroup:
-        """The group that cells on such devices work in. Collective at first use and after a failure.
-        `peer_access`: whether the launch allows GPUs to access each other's memory; `through_host`: ranks
-        share such devices, so that host memory carries their tensors."""
+        """The group of cells on such devices. Collective at first use and after a failure. `peer_access`:
+        between its GPUs; `through_host`: ranks share devices, and host memory carries tensors."""
         if self._group is None:
             host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
             data = host
@@ -153,8 +151,7 @@ class Workers:
         return int(self._store.add("failures", 0))
 
     def leave_group(self) -> None:
-        """Gives up the group after a failure, which ends what the other ranks wait for over Gloo. A NCCL
-        group is left as it is: ending it could wait for operations that never end."""
+        """Gives up the group after a failure, which ends waits over Gloo; NCCL's end could wait for ever."""
         self._group = None
         self.on_leave()
         for process_group in self._gloo_groups:
@@ -171,10 +168,9 @@ class Workers:
         failure_order: int = 0,
         failure_kind: str | None = None,
     ) -> CellOutcome:
-        """Tells the others how the cell ended here, and waits to hear the same of them. `failure`: why it
-        failed on this rank, None if it did not; `summary`: JSON-able facts of this rank; `failure_order`:
-        what `first_failure` gave; the smallest one's reason is the cell's; `failure_kind`: with DEVICE_LOST
-        this rank's device can no longer be trusted."""
+        """Tells the others how the cell ended here, and hears the same of them. `summary`: JSON-able facts;
+        `failure_order`: what `first_failure` gave; the smallest one's reason is the cell's; `failure_kind`:
+        with DEVICE_LOST this rank's device can no longer be trusted."""
         status = {"failure": failure, "order": failure_order, "summary": summary, "kind": failure_kind}
         self._store.set(f"{cell_key}/{self.info.rank}", json.dumps(status))
         known: dict[int, dict[str, Any]] = {}
@@ -296,8 +292,7 @@ HEAD_START_S = 1.0  # what rank 0 has before the others leave: their end would f
 
 
 def close_runs(folder: ResultsFolder, rank: int, world_size: int) -> None:
-    """What is to be done before a rank leaves its launch: puts running runs of that size back to planned.
-    `folder`: where the launch records; `rank`: of this process; those above 0 write nothing, and wait."""
+    """Before a rank leaves its launch: rank 0 puts running runs of that size back to planned, others wait."""
     if rank:
         time.sleep(HEAD_START_S)
         return
@@ -310,8 +305,7 @@ def close_runs(folder: ResultsFolder, rank: int, world_size: int) -> None:
 
 @contextmanager
 def closing_on_signals(close: Callable[[], None]) -> Iterator[None]:
-    """Within it, either signal ends this process with EXIT_STOPPED after `close`. For the main thread alone.
-    `close`: called in a thread of its own, while the main thread goes on."""
+    """Within it, in the main thread, either signal ends this process after `close`, called in a thread."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

@@ -72,8 +72,7 @@ def opened(folder: Path, before: Archive | None) -> Archive | None:
 
 
 class Archive:
-    """The archived runs of a folder, read when they are asked for. `samples`: path of the table; `runs`: path
-    of the records; `state`: what tells this one from one that is written later."""
+    """The archived runs of a folder, read when asked for. `state`: tells it from one written later."""
 
     def __init__(self, samples: Path, runs: Path, state: tuple[int, int] = (0, 0)) -> None:
         self.path = samples

@@ -83,8 +83,7 @@ def samples_of(folder: Path) -> Iterator[tuple[RankFile, bytes]]:
 
 
 def write_archive(folder: Path) -> None:
-    """Writes both files and reads them back; only when they hold all of the runs' own files (some may be left
-    of before) are these removed. Raises StoreError: a file cannot be read or written."""
+    """Writes both files; what they hold, read back, is then removed. Raises StoreError: it cannot be done."""
     files = list(plain_files(folder))
     for path in files:  # before anything is written
         inside(folder, path.relative_to(folder).as_posix())

@@ -333,8 +333,7 @@ MEND_SAMPLES = "delete its run's folder, and `scaling run` measures it again"
 
 
 def json_lines(path: Path, *, unfinished: bool = False) -> list[dict[str, Any]]:
-    """The lines of a file, compressed or not. `unfinished`: somebody writes to it, or was stopped while at
-    it: a damaged last line is left out. Raises StoreError: it cannot be read, or a line is damaged."""
+    """A file's lines, compressed or not. `unfinished`: a damaged last one is left out. Raises StoreError."""
     try:
         content = read_bytes(path)
         if path.suffix == ".gz":

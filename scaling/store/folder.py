@@ -327,9 +327,8 @@ class ResultsFolder:
     def lock(
         self, part: str = "", *, shared: bool = False, wait: bool = False
     ) -> AbstractContextManager[None]:
-        """Keeps others away from the folder. `scaling run` holds it alone; launches started by hand share it,
-        and each holds its world size's part. `part`: what of the folder, as a suffix; "" is the whole;
-        `shared`, `wait`: see `locked`, which raises a StoreError where somebody else holds it."""
+        """Keeps others away from the folder, or a part of it, as a suffix; launches by hand share the whole,
+        and hold their world size's. `shared`, `wait`, StoreError: see `locked`."""
         refusal = f"another `scaling run` or launch works in {self.path}; wait for it, or use another --out"
         return locked(self._inside(f".lock{part}"), refusal, shared=shared, wait=wait)
 

@@ -21,8 +21,7 @@ LOOK_S = 0.02  # longer than a look at a lock takes
 
 @contextmanager
 def locked(path: Path, refusal: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-    """Holds the lock of a file, which is made; where the file system has none the file says who holds it.
-    `shared`: with others that share it; `wait`: until it is free. Raises StoreError(refusal)."""
+    """Holds a file's lock, `shared` with others or alone; `wait`: until it is free. StoreError(refusal)."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Opened as others are, a pipe that nobody reads would keep us waiting; a link may lead to any file.

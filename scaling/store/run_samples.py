@@ -228,8 +228,7 @@ def validate_lines(model: Any, lines: Sequence[Mapping[str, Any]], where: str) -
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """The checkpoints of one rank in one run: the last one, and the one before. A rank may be cut off when it
-    has written and another has not: the one before is what both have. `stem`: of the files' names."""
+    """The last two checkpoints of a rank: cut off in between, another has the one before alone."""
 
     folder: Path
     stem: str

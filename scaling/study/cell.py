@@ -80,17 +80,7 @@ class CellWithoutModel:
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of a study. Times in seconds; labels are for people, and no part of the identity.
-
-    Of an A/A pair, which tells the noise, one cell is measured twice: with `aa_replicate` 0 and 1.
-    `workers_per_gpu` is how many workers share a GPU; None where none do (`scaling.study.places`).
-    `memory_format` is `channels_last`, or None: contiguous (`scaling.training.compute`).
-    `precision` is `bf16` or `fp16`, computed by autocast, or None: as `tf32` says.
-    `wire` is `bf16` or `fp16`, or None: gradients travel as they are.
-    `outer_update` is that of local updates (`scaling.training.outer_updates`), with blocks of `sync_every`
-    steps; None where gradients are exchanged in every step.
-    `augmentation` is `standard`, or, where there is none, None in a timed cell and `none` in a training.
-    """
+    """One combination of a study. Times in seconds; labels are for people, and no part of the identity."""
 
     kind: str
     model: str
@@ -119,7 +109,9 @@ class Cell:
     profiled_iterations: int | None = None
     input_placement: str = DEFAULTS["input_placement"]
     loader_workers: int | None = None
-    aa_replicate: int = DEFAULTS["aa_replicate"]
+    aa_replicate: int = DEFAULTS[
+        "aa_replicate"
+    ]  # 0, and 1 of the second of an A/A pair, which tells the noise
     epochs: int | None = None
     target_accuracy: float | None = None
     target_bits_per_byte: float | None = None
@@ -129,12 +121,12 @@ class Cell:
     schedule: Schedule | None = None
     milestones: tuple[float, ...] | None = None
     gamma: float | None = None
-    augmentation: str | None = None
+    augmentation: str | None = None  # standard; else None in a timed cell and none in a training
     batch_norm: str = DEFAULTS["batch_norm"]
-    workers_per_gpu: int | None = None
-    memory_format: str | None = None
-    precision: str | None = None
-    wire: str | None = None
+    workers_per_gpu: int | None = None  # that share a GPU; None where none do (`scaling.study.places`)
+    memory_format: str | None = None  # channels_last; None: contiguous (`scaling.training.compute`)
+    precision: str | None = None  # bf16 or fp16, computed by autocast; None: as `tf32` says
+    wire: str | None = None  # bf16 or fp16; None: gradients travel as they are
     optimizer: str = DEFAULTS["optimizer"]
     beta1: float | None = None
     beta2: float | None = None
@@ -150,7 +142,9 @@ class Cell:
     static_graph: bool | None = None
     gradient_as_bucket_view: bool | None = None
     sync_every: int = DEFAULTS["sync_every"]
-    outer_update: str | None = None
+    outer_update: str | None = (
+        None  # of blocks of `sync_every` steps (`scaling.training.outer_updates`); or None
+    )
     outer_momentum: float | None = None
     outer_learning_rate: float | None = None
     model_parameters: dict[str, Any] = field(default_factory=dict)

@@ -165,8 +165,7 @@ class LaunchTimes:
 
 
 class CommandTimes:
-    """Where the wall time of one `scaling run` went outside of its launches, from the start of its process.
-    `folder`: of the study, or of a campaign, of which `sides` are the folders with launches."""
+    """Where the time of one `scaling run` went outside of launches. `sides`: of a campaign, with launches."""
 
     def __init__(self, folder: ResultsFolder, sides: Sequence[ResultsFolder] = ()) -> None:
         self._folder = folder

@@ -94,8 +94,7 @@ else:
 
 
 class Strict(BaseModel):
-    """A mapping that takes no other keys than its fields. Keys that have no value are not written, unless
-    that is what the study says against a default."""
+    """A mapping of its fields alone. What has no value is written only where that is against a default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

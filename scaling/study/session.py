@@ -28,8 +28,7 @@ from topologies.schema import load
 
 
 class PreLaunchPrediction:
-    """What `run_study` calls before each launch: predicts its timed cells of two ranks and more on the
-    folder's machine file, if world size 1 was measured there. What goes wrong is said and stops no run."""
+    """Predicts, before each launch, its timed cells of two ranks and more from world size 1, if it can."""
 
     def __init__(self, folder: ResultsFolder, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
@@ -110,8 +109,7 @@ def run_session(
     report: Callable[[ResultsFolder, Callable[[], None]], ReportT],
     retry_failed: bool = False,
 ) -> RunResult[ReportT]:
-    """Runs or resumes a study. `interrupted`: around the launches, told the folder and whether all world
-    sizes are run; `report`: of the folder; calls the second argument before it writes the page."""
+    """Runs or resumes a study. `interrupted`: around launches; `report`: calls its second argument first."""
     loaded = load_study(study, overrides)
     zygotes.begin_more(max(part.repeats for part in loaded.parts))  # import while this process resolves
     folder, is_whole = ResultsFolder(out or Path("results") / loaded.name), scope.world_size is None

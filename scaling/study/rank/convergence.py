@@ -147,8 +147,7 @@ def _energy_meter(device: torch.device) -> Callable[[], Callable[[], float | Non
 
 
 class TrainingCheckpoints:
-    """This rank's checkpoints of one training. Collective. `parameters`: names of those that are equal on all
-    ranks after each step; `same_update`: the optimizer's state is equal on all ranks too."""
+    """One rank's, of one training. Collective. `parameters`, with `same_update` optimizers: equal on all."""
 
     def __init__(
         self,
