@@ -65,10 +65,6 @@ class Role(IntFlag):
     PREDICTED = auto()  # in the row of a prediction
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 @dataclass(frozen=True)
 class Axis:
     name: str  # its key in a cell
@@ -86,7 +82,7 @@ class Axis:
     short: str = ""  # the same where there is little room; empty: as `label`
     column: str | None = None  # of summary.csv; None: the name; empty: it has none
     labelled: bool = False  # whether tables have the label that the cell has as `<name>_label`
-    show: Callable[[Any], Any] = _as_it_is  # from the value of a cell that has it to that of the column
+    show: Callable[[Any], Any] = lambda value: value  # from a cell's value to that of the column
     older: Callable[[Mapping[str, Any]], Any] | None = None  # the default, where other values decide it
 
     @property
@@ -142,15 +138,6 @@ def as_trained(cell: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**cell, "optimizer": name, **{key: given[key] for key in _ITS_DEFAULTS}}
 
 
-def _milestones(epochs: Any) -> str | None:
-    """`91 136`: as one field of a table."""
-    return " ".join(f"{epoch:g}" for epoch in epochs) if epochs else None
-
-
-def _float32_or_tf32(cell: Mapping[str, Any]) -> str:
-    return "tf32" if cell.get("tf32") else "float32"
-
-
 def _sizes(sizes_mb: Any) -> str | None:
     """`1 25` as one field of a table; of many the first ones, and how many there are."""
     if not sizes_mb:
@@ -167,6 +154,7 @@ _INPUT = Shared.BASELINE | Shared.CONTROL | Shared.FOLDERS
 _OF_DDP = Shared.TIMED | Shared.FOLDERS
 _TRAINING = ("convergence",)
 _SET = Role.CHOSEN | Role.DESCRIBED | Role.PREDICTED
+_RECIPE = Role.RECIPE | Role.DESCRIBED | Role.PREDICTED
 _LOCAL = Shared.TIMED | Shared.FOLDERS | Shared.RIVALS | Shared.UPDATE
 
 # A row a line: the order is that of the columns.
@@ -206,8 +194,8 @@ AXES: list[Axis] = [
     Axis("workers_per_gpu", "Int64", least=1, most=LARGEST_WORLD, later=True,
          shared=Shared.TIMED | Shared.FOLDERS, role=Role.DESCRIBED, label="{} workers a GPU"),
     Axis("tf32", "boolean", default=False, column="", role=Role.PREDICTED),
-    Axis("precision", default="float32", later=True, label="{}", older=_float32_or_tf32,
-         role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
+    Axis("precision", default="float32", later=True, label="{}",
+         role=_RECIPE, older=lambda cell: "tf32" if cell.get("tf32") else "float32"),
     Axis("wire", default="float32", later=True, shared=Shared.TIMED | Shared.FOLDERS, role=_SET,
          show=lambda name: name or "float32", label="{} on the wire", short="{} wire"),
     Axis("memory_format", default="contiguous", later=True, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
@@ -230,8 +218,7 @@ AXES: list[Axis] = [
     Axis("outer_update", later=True, shared=_LOCAL, role=_SET, label="{} of local updates", short="{}"),
     Axis("outer_momentum", "float64", later=True, shared=_LOCAL, label="outer momentum {:g}"),
     Axis("outer_learning_rate", "float64", later=True, shared=_LOCAL, label="outer rate {:g}"),
-    Axis("optimizer", default="sgd", later=True, shared=_ALL | Shared.UPDATE, label="{}",
-         role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
+    Axis("optimizer", default="sgd", later=True, shared=_ALL | Shared.UPDATE, label="{}", role=_RECIPE),
     Axis("beta1", "float64", later=True, shared=_RATE, label="beta1 {:g}"),
     Axis("beta2", "float64", later=True, shared=_RATE, label="beta2 {:g}"),
     Axis("epsilon", "float64", later=True, shared=_RATE, label="epsilon {:g}"),
@@ -246,12 +233,13 @@ AXES: list[Axis] = [
     Axis("warmup_epochs", "float64", default=0.0, later=True, kinds=_TRAINING, shared=_RATE,
          label="warm-up {:g}"),
     Axis("schedule", default="constant", later=True, kinds=_TRAINING, shared=_RATE, label="{} schedule"),
-    Axis("milestones", holds="numbers", later=True, kinds=_TRAINING, shared=_RATE, show=_milestones),
+    Axis("milestones", holds="numbers", later=True, kinds=_TRAINING, shared=_RATE,
+         show=lambda epochs: " ".join(f"{epoch:g}" for epoch in epochs) if epochs else None),
     Axis("gamma", "float64", later=True, kinds=_TRAINING, shared=_RATE, label="gamma {:g}"),
     Axis("target_bits_per_byte", "float64", later=True, kinds=_TRAINING, shared=_NONE,
          label="to {:g} bits a byte"),
     Axis("augmentation", default="none", later=True, kinds=_TRAINING, shared=_ALL & ~Shared.TIMED,
-         role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
+         role=_RECIPE),
     Axis("batch_norm", default="replica", later=True),
     Axis("arm", later=True, shared=Shared.FOLDERS, role=Role.CHOSEN, label="arm {}", short="{}"),
     Axis("seed", "Int64", shared=_RATE, role=Role.REPETITION | Role.DESCRIBED),

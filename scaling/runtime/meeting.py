@@ -210,9 +210,7 @@ def _place(document: str) -> RankPlace:
 
 Share = Callable[[str], str]  # gives every rank what rank 0 says, whatever the others say. Collective, once.
 
-FETCH_EVERY_S = 0.05
 REQUEST_LIMIT_S = 5.0
-DISCARD_PORT = 9
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by a proxy: it is our own host
 
@@ -228,7 +226,7 @@ def reachable_address(environ: Mapping[str, str]) -> str:
     """An address of this host that those can reach who reach MASTER_ADDR; where it is that, by its name."""
     name = environ.get("MASTER_ADDR") or socket.gethostname()
     try:
-        family, kind, _, _, there = socket.getaddrinfo(name, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, there = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]  # discard
         with socket.socket(family, kind) as sent_nothing:
             sent_nothing.connect(there)
             address: str = sent_nothing.getsockname()[0]
@@ -268,7 +266,7 @@ def _fetch(url: str, limit_s: float) -> str:
                 raise
             if time.monotonic() > deadline:
                 raise TimeoutError(f"rank 0 has not come within {limit_s:.0f} s") from error
-        time.sleep(FETCH_EVERY_S)
+        time.sleep(RETRY_S)
 
 
 class Watched:

@@ -35,16 +35,13 @@ class StudyModel(OpenModel):
     notes: list[str] | None = None
 
 
-_CpuModel = optional((str, "model"), (Size, "usable_cores cores"))
 _GpuNameModel = optional((str, "name"), (Count, "memory_bytes"))
-_GitModel = optional((str, "commit"), (bool, "dirty"))
-
 EnvironmentModel = optional(
     (str, "hostname"),
     (Count, "memory_bytes"),
-    (_CpuModel, "cpu"),
+    (optional((str, "model"), (Size, "usable_cores cores")), "cpu"),
     (list[_GpuNameModel], "gpus"),  # type: ignore[valid-type]
-    (_GitModel, "git"),
+    (optional((str, "commit"), (bool, "dirty")), "git"),
     (dict[str, Any], "versions"),
     (dict[str, str], "settings variables"),
 )

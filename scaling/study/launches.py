@@ -142,7 +142,10 @@ class LaunchTimes:
         self, folder: ResultsFolder, launch: Launch, environ: Mapping[str, str] = os.environ
     ) -> None:
         self._folder = folder
-        self._started = _launch_started(environ)
+        host, _, started = environ.get(STARTED_VARIABLE, "").partition(" ")
+        # Another host has another clock: there it is the start of the worker.
+        is_here = host == str(boot_id())
+        self._started = min(float(started), time.monotonic()) if is_here else _process_started()
         self._last = time.monotonic()
         self._number: int | None = None
         self._times: dict[str, Any] = {
@@ -205,12 +208,6 @@ class CommandTimes:
 def _launched_s(folders: Sequence[ResultsFolder]) -> float:
     launches = (launch for folder in folders for launch in folder.launch_times())
     return sum(float(launch.get("total_s") or 0.0) for launch in launches)
-
-
-def _launch_started(environ: Mapping[str, str]) -> float:
-    host, _, started = environ.get(STARTED_VARIABLE, "").partition(" ")
-    # Another host has another clock: there it is the start of the worker.
-    return min(float(started), time.monotonic()) if host == str(boot_id()) else _process_started()
 
 
 def _process_started() -> float:

@@ -81,12 +81,7 @@ def world_sizes_on(part: Part, device: str, machine: AvailableMachine, notes: li
 
 def most_workers_a_gpu(part: AnyPart, num_nodes: int) -> int:
     """How many workers may share a GPU: one, but for trainings on one node."""
-    return _most_allowed(part) or 1 if num_nodes == 1 else 1
-
-
-def _most_allowed(part: AnyPart) -> int | None:
-    """What the study says; None for the kinds whose workers never share."""
-    return getattr(part, "workers_per_gpu", None)
+    return getattr(part, "workers_per_gpu", 1) if num_nodes == 1 else 1
 
 
 def workers_a_gpu(world_size: int, device: str, num_gpus: int) -> int | None:
@@ -132,7 +127,7 @@ def notes_on_sharing(part: AnyPart, shares: Mapping[int, int | None], device: st
 
 def way_out(part: AnyPart, world_size: int, num_gpus: int, num_nodes: int) -> str:
     """What to say where so many workers find no place; empty where sharing would not help."""
-    if _most_allowed(part) is None or not num_gpus or num_nodes > 1:
+    if not hasattr(part, "workers_per_gpu") or not num_gpus or num_nodes > 1:
         return ""
     share = f"workers_per_gpu={-(-world_size // num_gpus)}"
     return f"{share} (workers share GPUs: the accuracy holds, seconds do not) or "

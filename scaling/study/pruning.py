@@ -27,8 +27,6 @@ from scaling.study.parts import NamedComponent, Training
 from scaling.study.schema import Study
 from scaling.study.variants import CLIPPING, DEFAULTS, OF_DDP
 
-UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-JUDGES = "others are judged by it"
 SET_UP_S = 0.5  # of a cell, before its first step
 
 
@@ -56,7 +54,7 @@ def parse_budget(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if not match:
         raise StudyError(f"--budget {text!r}: give a number and a unit, as in 10m, 90s or 1.5h")
-    return float(match[1]) * UNITS_S[match[2]]
+    return float(match[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
 
 
 def judge(
@@ -86,7 +84,7 @@ def _domination(
     if row is None:
         return CellChoice(cell, True, "not predicted", seconds)
     if not cell.exchanges:
-        return CellChoice(cell, True, JUDGES, seconds)
+        return CellChoice(cell, True, "others are judged by it", seconds)
     key = _rivals_key(cell)
     rivals = [one for one in cells if one.exchanges and one.id in known and _rivals_key(one) == key]
     best = min(rivals, key=lambda other: _sample_s(known[other.id], other, "high"))

@@ -15,8 +15,6 @@ from scaling.study.workloads import label
 
 MOST = {"cells": 20_000, "runs": 200_000}  # of a study: runs of a second each would take two days
 
-NO_AXES = frozenset({"workloads", "milestones"})  # lists of a part that its cells do not differ in
-
 
 def resolve(study: Study, machine: AvailableMachine) -> ResolvedStudy:
     """All cells of a study on that machine. Raises StudyError: one cannot be, or GPUs are missing."""
@@ -51,7 +49,8 @@ def _where(study: Study, index: int) -> str:
 
 def num_combinations(part: AnyPart) -> int:
     """The most cells that a part may have: the product of the lengths of its lists."""
-    values = {name: getattr(part, name) for name in type(part).model_fields if name not in NO_AXES}
+    names = type(part).model_fields.keys() - {"workloads", "milestones"}  # in which its cells do not differ
+    values = {name: getattr(part, name) for name in names}
     axes = math.prod(len(value) for value in values.values() if isinstance(value, list))
     workloads = getattr(part, "workloads", None)
     if workloads is None:

@@ -32,7 +32,11 @@ def start_facts(study: str, arguments: Sequence[str]) -> Facts:
     return {
         "arguments": shlex.join(arguments),
         f"the study file {study}": None if text is None else _digest([text.encode()]),
-        "the code of scaling-study": _digest(_sources()),
+        "the code of scaling-study": _digest(
+            path.read_bytes()
+            for package in (scaling, launchers, topologies)
+            for path in sorted(Path(str(package.__file__)).parent.rglob("*.py"))
+        ),
         **{
             f"the code of {name}": _own_code(name) for name in _own_modules(f"{text} {shlex.join(arguments)}")
         },
@@ -63,12 +67,6 @@ def _digest(contents: Iterable[bytes]) -> str:
     for content in contents:
         digest.update(content)
     return digest.hexdigest()[:DIGITS]
-
-
-def _sources() -> Iterable[bytes]:
-    for package in (scaling, launchers, topologies):
-        for path in sorted(Path(str(package.__file__)).parent.rglob("*.py")):
-            yield path.read_bytes()
 
 
 def _own_modules(text: str) -> list[str]:

@@ -122,12 +122,10 @@ def _kinds_with(key: str) -> list[str]:
     return [name for name, kind in KINDS.items() if key in kind.part.model_fields]
 
 
-UNION_TAGS = ("workload", "choice", "size", "sizes")
-
-
 def _explain(problem: dict[str, Any], prefix: str, kind: str) -> str:
     # Behind workloads.<index> and bucket_mb.<index> stands the union's tag; elsewhere a user's own keys.
-    location = [p for at, p in enumerate(problem["loc"]) if at != 2 or p not in UNION_TAGS]
+    tags = ("workload", "choice", "size", "sizes")
+    location = [p for at, p in enumerate(problem["loc"]) if at != 2 or p not in tags]
     key = prefix + ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         name = str(location[-1])

@@ -19,8 +19,6 @@ from scaling.training.outer_updates import WITHOUT_MOMENTUM, outer_fields
 from scaling.training.replica import require_dtypes
 from scaling.workloads.registry import BUILT_IN_MODELS
 
-NamedAggregator = tuple[str, Aggregator[Any]]
-
 
 class TrainsCells(Protocol):
     """What a kind says of its cells (`scaling.study.kinds.training.TrainingKind`)."""
@@ -84,7 +82,7 @@ def _combinations(
     kind: TrainsCells,
     part: TrainingPart,
     workload: ChosenWorkload,
-    aggregators: Sequence[NamedAggregator],
+    aggregators: Sequence[tuple[str, Aggregator[Any]]],
     shares: Mapping[int, int | None],
     device: str,
 ) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What each has where the study does not say; of Adam they are torch's."""
 
-_OF_NONE = {"momentum": 0.0, "nesterov": False}  # of an optimizer that has no such number
 
 LOCAL_KEYS = ("outer_update", "outer_momentum", "outer_learning_rate")  # with `sync_every`
 
@@ -86,7 +85,7 @@ def optimizer_fields(name: str, workload: Workload, part: TrainingPart) -> dict[
     values = {key: chosen(key, workload, part, default) for key, default in DEFAULTS[name].items()}
     if values.get("nesterov") and not values["momentum"]:
         raise StudyError("nesterov: true needs a momentum above 0")
-    return {"optimizer": name, **_OF_NONE, **values}
+    return {"optimizer": name, "momentum": 0.0, "nesterov": False, **values}
 
 
 def check_optimizer_keys(workload: Workload, part: TrainingPart) -> None:

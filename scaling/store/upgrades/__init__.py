@@ -24,17 +24,13 @@ _Count = Callable[[int, int], int]
 """(bytes as counted then, bytes of the gradient) -> bytes as counted today, on several ranks."""
 
 
-def _both_copies_more(counted: int, gradient_bytes: int) -> int:
-    return counted + 2 * gradient_bytes
-
-
 _SUMMED_ON_HOST = ("host_serial", "host_parallel", "torch_cpu", "tensorflow", "mxnet_local")
 _BACK_FROM_HOST: dict[str, _Count] = {
     **dict.fromkeys(_SUMMED_ON_HOST, lambda counted, _: 2 * counted),
-    "cntk_32bit": _both_copies_more,
+    "cntk_32bit": lambda counted, gradient_bytes: counted + 2 * gradient_bytes,
 }
 _BACK_FROM_HOST_TO_GPU: dict[str, _Count] = {
-    "mpi": _both_copies_more,
+    "mpi": _BACK_FROM_HOST["cntk_32bit"],
     "mpi_one_bit": lambda counted, _: 3 * counted,  # each rank receives as many bytes as it sends
 }
 
@@ -50,11 +46,6 @@ _BETWEEN_RANKS = (
 
 RENAMED_KEYS = {"twin": "aa_replicate", "split_iterations": "profiled_iterations"}
 """Of a cell or a part of a study."""
-
-
-def keys_renamed_since(values: Iterable[str]) -> dict[str, str]:
-    """Those of the keys that have other names today -> these."""
-    return {key: RENAMED_KEYS[key] for key in values if key in RENAMED_KEYS}
 
 
 def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from scaling.axes import DEFAULTS
 from scaling.errors import StudyError
-from scaling.store.upgrades import keys_renamed_since, with_new_keys
+from scaling.store.upgrades import RENAMED_KEYS, with_new_keys
 from scaling.study.cell import AvailableMachine
 from scaling.study.kinds.training import TrainingKind, check_images, named
 from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, TrainingPart, chosen
@@ -65,8 +65,8 @@ class IterationPart(TrainingPart):
         """A key's old name works one version more."""
         if not isinstance(values, dict):
             return values
-        for old, new in keys_renamed_since(values).items():
-            warnings.warn(f"{old} is called {new} now", FutureWarning, stacklevel=2)
+        for old in RENAMED_KEYS.keys() & values:
+            warnings.warn(f"{old} is called {RENAMED_KEYS[old]} now", FutureWarning, stacklevel=2)
         return with_new_keys(values)
 
 
