@@ -23,8 +23,7 @@ EVERY_KIND = (*TRAINED, "transfer", "device")
 
 Question = Literal[
     "speedup", "aggregator", "compression", "memory", "time_to_target", "devices", "transfer", "buckets"
-]
-"""What a study asks, and its report answers first."""
+]  # what a study asks, and its report answers first
 
 ATTACHED = "attached"  # kind of runs of a user's own script; tables have them as iteration
 

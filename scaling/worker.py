@@ -112,14 +112,8 @@ def _lead(
         except ScalingError as error:
             problem = str(error)
             usage_error(problem)  # before the others hear of it: the first to exit has the rest killed
-    path, values, problem, stall_timeout_s = workers.share(
-        (
-            str(folder.path.absolute()) if folder else None,
-            launch.to_json() if launch else None,
-            problem,
-            stall_timeout_s,
-        )
-    )
+    path, values = str(folder.path.absolute()) if folder else None, launch.to_json() if launch else None
+    path, values, problem, stall_timeout_s = workers.share((path, values, problem, stall_timeout_s))
     launch = Launch.from_json(values) if values else None
     heartbeat.allow(stall_timeout_s)
     if problem:

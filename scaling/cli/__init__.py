@@ -84,11 +84,9 @@ VERBS: dict[str, list[tuple[Callable[..., None], str]]] = {
     ],
     "Prove": [(verify, "scaling verify my_aggregators:ScaledAllReduce")],
     "Cluster": [(submit, "scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run")],
-}
-"""Group of the help -> its verbs, each with the example that its own help ends with."""
+}  # group of the help -> its verbs, each with the example that its own help ends with
 
-COMMANDS: dict[Any, type[TyperCommand]] = {compare: AgainstCommand}
-"""Of verbs with options that take several words."""
+COMMANDS: dict[Any, type[TyperCommand]] = {compare: AgainstCommand}  # whose options take several words
 
 topology.command("import", epilog="Example: scaling topology import system.xml --out my-box.yaml")(import_)
 app.add_typer(topology, rich_help_panel="Predict")
@@ -114,8 +112,7 @@ OLD_OPTIONS = {
     "verify": {"--into": "--save-to"},
     "probe": {"--host-only": "--no-peer-access"},
     "predict": {"--measured-on": "--source-topology"},
-}
-"""Verb -> options under the names that they had before; taken one version more, with a warning."""
+}  # verb -> former names of options, taken one version more, with a warning
 
 
 def _with_new_names(words: list[str]) -> list[str]:

@@ -92,13 +92,8 @@ def topologies() -> list[dict[str, Any]]:
     from topologies.schema import load, shipped
 
     return [
-        {
-            "name": name,
-            "description": topology.description,
-            "num_nodes": topology.num_nodes,
-            "num_gpus": topology.num_gpus,
-        }
-        for name, topology in ((name, load(name)) for name in shipped())
+        {"name": name, "description": one.description, "num_nodes": one.num_nodes, "num_gpus": one.num_gpus}
+        for name, one in ((name, load(name)) for name in shipped())
     ]
 
 

@@ -43,8 +43,7 @@ _KNOWN_FORMS = re.compile(
 _WEB_PROGRAMS = ("curl", "wget", "http", "https", "xh", "xhs")
 _WEB_PROGRAM = re.compile(rf"(?<![\w.:=-])(?:{'|'.join(_WEB_PROGRAMS)})(?=\s)")
 _OF_CURL = re.compile(r"(-[sSfkLvinIGOgjN]*[uU]|--user|--proxy-user)(=?)(.*)", re.DOTALL)
-_OF_OTHERS = re.compile(r"(-[ua]|--user|--auth)(=?)(.*)", re.DOTALL)
-"""Options with a value user:password. In other programs it is a user and a group, or a host and a path."""
+_OF_OTHERS = re.compile(r"(-[ua]|--user|--auth)(=?)(.*)", re.DOTALL)  # with user:password
 _SHELL_WORD = re.compile(
     r"""(?P<end>[;&|()]|(?<!\\)\n)|(?:'[^']*'|"(?:[^"\\]|\\.)*"|\\[^\n]|[^\s'"\\;&|()])+""", re.DOTALL
 )

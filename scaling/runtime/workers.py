@@ -46,8 +46,7 @@ T = TypeVar("T")
 MAX_PORT = 65535
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of a rank's wait in a cell, as for a control arm's others
 
-EXIT_LIMIT_S = float(os.environ.get("SCALING_CELL_EXIT_LIMIT_S", "60"))
-"""Once one rank has failed in a cell, the others have this long to leave it."""
+EXIT_LIMIT_S = float(os.environ.get("SCALING_CELL_EXIT_LIMIT_S", "60"))  # to leave a failed cell
 
 _POLL_S = 0.05  # longest pause between looks for the others at a cell's end; the first are shorter
 

@@ -23,34 +23,23 @@ class CodeChange:
     steps: tuple[str, ...] = ()  # in which kinds of steps; (): in all
 
 
+_CUDA = ("cuda",)
+_BY_CHUNKS = ("one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd")
+_IN_HOOKS = ("one_bit", "cntk", *_BY_CHUNKS, "top_k", "power_sgd", "fp16", "bf16")
+_BY_COLUMNS = "1-bit gradients by columns have faster, fused kernels"
 CODE_CHANGES = (
     CodeChange(
         "2026-11-21T06:46:00+00:00", "sums in host memory are pipelined", ("host_serial", "host_parallel")
     ),
-    CodeChange(
-        "2026-11-21T06:46:00+00:00", "rings and trees run over peer memory", ("ring", "tree"), ("cuda",)
-    ),
-    CodeChange(
-        "2026-11-22T00:30:00+00:00",
-        "1-bit gradients by columns have faster, fused kernels",
-        ("one_bit", "cntk", "mpi_one_bit"),
-        ("cuda",),
-    ),
+    CodeChange("2026-11-21T06:46:00+00:00", "rings and trees run over peer memory", ("ring", "tree"), _CUDA),
+    CodeChange("2026-11-22T00:30:00+00:00", _BY_COLUMNS, ("one_bit", "cntk", "mpi_one_bit"), _CUDA),
     CodeChange("2026-11-22T03:40:00+00:00", "power_sgd launches half as many operations", ("power_sgd",)),
-    CodeChange(
-        "2026-11-22T03:44:00+00:00",
-        "codecs by chunks have faster, fused kernels",
-        ("one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"),
-        ("cuda",),
-    ),
+    CodeChange("2026-11-22T03:44:00+00:00", "codecs by chunks have faster, fused kernels", _BY_CHUNKS, _CUDA),
     CodeChange(
         "2026-11-27T20:00:00+00:00",
         "exchanges in DDP's hook are CUDA graphs",
-        (
-            *("one_bit", "cntk", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"),
-            *("top_k", "power_sgd", "fp16", "bf16"),
-        ),
-        ("cuda",),
+        _IN_HOOKS,
+        _CUDA,
         ("overlapped",),
     ),
 )

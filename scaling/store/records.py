@@ -89,7 +89,6 @@ def planned_in_place(path: Path, deaths: int) -> bool:
 
 OUT_OF_MEMORY, DEVICE_LOST, OTHER_FAILURE = "out_of_memory", "device_lost", "error"
 DISK_FULL = "disk_full"  # never in a record: the run stays planned
-"""Kinds of failure, as the summary of a failed run has them under FAILURE_KIND."""
 
 FAILURE_KIND = "failure_kind"
 

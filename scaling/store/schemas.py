@@ -86,8 +86,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "attached": (*_ANY_KIND, "model", "dataset", "aggregator", "step", "scaling", "local_batch", "arm"),
     "transfer": (*_ANY_KIND, "threads", "peer_access"),
     "device": (*_ANY_KIND, "threads", "experiment", "parameters", "point"),
-}
-"""Kind -> the variables that its cells always have; those of a user's own kind have at least three."""
+}  # kind -> the variables that its cells always have
 
 Scalar = bool | int | Finite | str | None
 
@@ -168,11 +167,9 @@ GpuModel = optional(
     (Count, "memory_used_bytes other_processes other_processes_memory_bytes"),
     (dict[str, Seconds], "throttled_s"),
     (list[str], "throttle_reasons"),
-)
-"""What was read of a rank's GPU (`scaling.measure.power`)."""
+)  # what was read of a rank's GPU (`scaling.measure.power`)
 
-HostModel = optional((Seconds, "window_s cpu_s queued_s"), (list[Count], "cores"))
-"""What was read of a rank's process (`scaling.measure.host`)."""
+HostModel = optional((Seconds, "window_s cpu_s queued_s"), (list[Count], "cores"))  # `measure.host`
 
 
 MatrixRateModel = required((Positive, "flops_per_s low high"), (Count, "size num_samples"))

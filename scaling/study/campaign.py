@@ -123,8 +123,7 @@ ALLOWED = "env:NAME=VALUE [NAME=VALUE ...], venv:FOLDER, checkout:FOLDER or comm
 
 SET_BY_LAUNCHES = frozenset(
     {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"}
-).union(*(table.values() for table in TABLES.values()))
-"""Variables that each launch sets itself."""
+).union(*(table.values() for table in TABLES.values()))  # variables that each launch sets itself
 
 MOST_CELLS_NAMED = 3
 

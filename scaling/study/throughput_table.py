@@ -106,13 +106,8 @@ def import_table(path: Path, facts: TableFacts, out: Path) -> list[str]:
     notes = _notes(table, facts, path)
     folder = ResultsFolder(out)
     folder.write_environment({"imported": path.name})
-    folder.write_study(
-        {
-            "name": facts.name,
-            "parts": [{"kind": ATTACHED, "command": f"imported from {path.name}"}],
-            "notes": ["; ".join(notes)],
-        }
-    )
+    parts = [{"kind": ATTACHED, "command": f"imported from {path.name}"}]
+    folder.write_study({"name": facts.name, "parts": parts, "notes": ["; ".join(notes)]})
     for size, rates in table.items():
         cell = _cell(size, facts)
         cell_id = digest({key: value for key, value in cell.items() if not key.endswith("_label")})

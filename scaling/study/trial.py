@@ -30,6 +30,7 @@ from scaling.study.resolve import resolve
 from scaling.study.schema import Study
 from scaling.study.workloads import ChosenWorkload, choose
 
+Note = Callable[[str], None]
 SHORTEST_S, LONGEST_S = 0.010, 0.030
 
 FIRST = {"cuda": 1024, "cpu": 64}
@@ -39,11 +40,7 @@ STEPS = 3  # that are timed, after one that is not; the shortest counts
 
 
 def trial_overrides(
-    study: Study,
-    machine: AvailableMachine,
-    folder: ResultsFolder,
-    note: Callable[[str], None],
-    zygotes: Zygotes,
+    study: Study, machine: AvailableMachine, folder: ResultsFolder, note: Note, zygotes: Zygotes
 ) -> list[str]:
     """Overrides that set each `global_batch: auto`; a folder that is there keeps its batches. LaunchError."""
     sized, known = [], folder.study() if folder.exists() else None
@@ -73,7 +70,7 @@ def sized_study(
     overrides: list[str],
     num_nodes: int,
     folder: ResultsFolder,
-    note: Callable[[str], None],
+    note: Note,
     zygotes: Zygotes,
 ) -> tuple[Study, list[str], ResolvedStudy]:
     """The study with these overrides and `trial_overrides`, as this machine runs it; its notes are said."""
@@ -100,9 +97,7 @@ def _stored(study: object, key: str) -> int | None:
     return first if isinstance(first, int) else None
 
 
-def _trial(
-    workload: Workload, device: str, threads: int, note: Callable[[str], None], zygotes: Zygotes
-) -> int:
+def _trial(workload: Workload, device: str, threads: int, note: Note, zygotes: Zygotes) -> int:
     zygotes.wait_until_imported()  # nothing is imported while something is timed
     if device == "cuda":
         batch, seconds = in_forked_process(workload, device, threads, zygotes)

@@ -25,9 +25,7 @@ from scaling.study.variants import wraps_in_ddp
 
 PROBE_ITERATIONS = 10  # unprofiled ones of the probe, which are not used
 
-SCREENING_LAUNCHES, DECIDING_LAUNCHES = 2, 4
-"""Of all candidates, and of the default with the fastest of them, at least: as many runs as three of two
-candidates take, which decide less often (`benchmarks/tune_decisions.py`)."""
+SCREENING_LAUNCHES, DECIDING_LAUNCHES = 2, 4  # at least (`benchmarks/tune_decisions.py`)
 
 CONTROL = "none"
 

@@ -28,8 +28,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False},
     "adam": _ADAM,
     "adamw": {**_ADAM, "weight_decay": 0.01},
-}
-"""What each has where the study does not say; of Adam they are torch's."""
+}  # where the study does not say; of Adam they are torch's
 
 
 LOCAL_KEYS = ("outer_update", "outer_momentum", "outer_learning_rate")  # with `sync_every`

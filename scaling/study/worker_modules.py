@@ -11,5 +11,4 @@ IMPORTED_BEFORE_FORKS = (
     "scaling.study.rank.iteration",
     "scipy.special",  # a measurement's first look at its interval would import it
     "torch._dynamo",  # the first optimizer, and DDP, would import it
-)
-"""With these imported, a worker imports nothing that takes time."""
+)  # then a worker imports nothing that takes time

@@ -20,8 +20,7 @@ from typing import Any
 _BYTES, _MESSAGES = "wire_bytes_per_rank", "messages_per_rank"
 _VALUE_BYTES = 4  # of version 1 gradients were float32
 
-_Count = Callable[[int, int], int]
-"""(bytes as counted then, bytes of the gradient) -> bytes as counted today, on several ranks."""
+_Count = Callable[[int, int], int]  # of bytes then and of the gradient, today's
 
 
 _SUMMED_ON_HOST = ("host_serial", "host_parallel", "torch_cpu", "tensorflow", "mxnet_local")
@@ -40,12 +39,10 @@ _BETWEEN_RANKS = (
     *("two_bit", "sign", "ef_sign", "qsgd", "top_k", "power_sgd", "fp16", "bf16", "mpi", "mpi_one_bit"),
     *("horovod", "horovod_optimizer", "caffe", "caffe_nccl", "cntk", "mxnet_device", "mxnet_tree"),
     *("tf_replicated", "torch_dpt"),
-)
-"""The aggregators of version 1 that copy nothing to host memory; the two of MPI where there is no GPU."""
+)  # of version 1, without copies to host memory; the two of MPI where there is no GPU
 
 
-RENAMED_KEYS = {"twin": "aa_replicate", "split_iterations": "profiled_iterations"}
-"""Of a cell or a part of a study."""
+RENAMED_KEYS = {"twin": "aa_replicate", "split_iterations": "profiled_iterations"}  # of cells and parts
 
 
 def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,8 +79,7 @@ def _both_directions(cell: Mapping[str, Any], summary: Mapping[str, Any]) -> dic
     return today
 
 
-DATA_IN_HOST_MEMORY = "data_in_host_memory"
-"""In the summary of a run that trains: for each rank, whether its data set did not fit on its device."""
+DATA_IN_HOST_MEMORY = "data_in_host_memory"  # in a summary: of each rank, its data set did not fit
 
 
 def has_data_in_host_memory(summary: Mapping[str, Any], notes: Iterable[str]) -> bool:

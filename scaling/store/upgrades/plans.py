@@ -31,8 +31,7 @@ _SCHEDULES: dict[str, Callable[[int, Mapping[str, Any]], Schedule]] = {
     "host_serial": lambda n, _: host_serial(n),
     "host_parallel": lambda n, _: host_parallel(n),
     "all_reduce": lambda n, _: ring(n),
-}
-"""Aggregator -> the collective of its whole buffer; the library's all-reduce is taken for a ring."""
+}  # aggregator -> collective of its whole buffer; the library's all-reduce as a ring
 
 
 def plan_before_records(

@@ -71,12 +71,9 @@ THROUGH_HOST_BYTES_PER_S = 1.2e10  # of a gradient where workers share a GPU
 BETWEEN_PROCESSES_BYTES_PER_S = 1e9
 
 CELL_SET_UP_S = {"eager": 0.3, "overlapped": 0.4, "captured": 0.9}
-SET_UP_S_PER_ELEMENT = {"eager": 5e-9, "overlapped": 1.8e-8, "captured": 1.4e-8}
-"""Of each element of the parameters: building, and checking steps against the exact ones."""
+SET_UP_S_PER_ELEMENT = {"eager": 5e-9, "overlapped": 1.8e-8, "captured": 1.4e-8}  # building, checks
 
-CHECK_S_PER_ELEMENT = 6e-8
-"""Of each element of the parameters, in cells that exchange: 10 cells of GPT-2 small on two H200 took 7 to
-8 s longer than those of the control arm."""
+CHECK_S_PER_ELEMENT = 6e-8  # where cells exchange: 7 to 8 s more for 10 cells of GPT-2 small on two H200
 
 COMPILE_S = 17.0  # of torch.compile: what 4 compiled cells of GPT-2 small took beyond others (1 to 32 s)
 

@@ -41,8 +41,7 @@ from topologies.detect_host import this_start
 
 LARGEST_WRITING_SHARE = 0.1  # of the wall time, that checkpoints may take
 
-OF_EVERY_RANK = ("epoch", "train_s", "train_j", "bytes_sent")
-"""What each rank records; the rest is the same on all of them, and one copy is enough."""
+OF_EVERY_RANK = ("epoch", "train_s", "train_j", "bytes_sent")  # the rest is one on all
 
 
 def converge(cell: Cell, context: RunContext) -> RankSummary:

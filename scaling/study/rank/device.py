@@ -16,8 +16,7 @@ LOAD = "load_average"  # the fact with the host's processes that ran or waited t
 
 WRITE_EVERY = 500  # rows that are kept in memory
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-"""What allocators say that raise nothing more special than a RuntimeError."""
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in RuntimeErrors
 
 
 def measure_point(

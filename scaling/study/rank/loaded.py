@@ -17,9 +17,7 @@ from scaling.training.compute import model_flops
 from scaling.workloads.base import DataShape, DataSplits, Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
-MAX_LOADED = 4
-"""Data sets that stay on the device, and initial models that stay on the host, between cells, which come in
-random order; memory is finite."""
+MAX_LOADED = 4  # data sets on the device, and initial models on the host, between cells
 
 
 class Loaded:

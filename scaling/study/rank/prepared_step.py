@@ -176,11 +176,9 @@ def gradients_of(cell: Cell) -> GradientSettings:
 
 DIGEST_BYTES = 6  # a float64 holds whole numbers of so many bytes exactly
 
-VALUES = 2**14
-"""Elements of a tensor that are compared: another seed or another model shows in the first ones."""
+VALUES = 2**14  # of a tensor that are compared: another seed or model shows in the first ones
 
-Described = dict[str, tuple[str, str]]
-"""Name of a tensor -> its shape and type, and a digest of its first values."""
+Described = dict[str, tuple[str, str]]  # a tensor's name -> shape and type, and digest
 
 
 def require_same_model(module: nn.Module, ranks: Group) -> None:
