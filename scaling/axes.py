@@ -1,12 +1,10 @@
 """The variables of a study, one row each: what a cell is measured with, and which other cells must share it.
 
-Columns and their order, baselines, control arms, groups and their titles, the comparison of folders,
-recommendations, exports, predictions and pruning read this table. A new variable is one row here, the key of
-a study file (`scaling.study.schema`), the field of a cell (`scaling.study.cell`), and what it does.
-
-A cell (of run.json, or `vars` of one that is planned) has a value by the name of its axis; a row of the
-summary has it by the axis's column, as text where the value is none for a table. Of models, data sets and
-aggregators a row has the label, which holds their parameters.
+Tables, titles, baselines, control arms, comparisons, recommendations, exports, predictions and pruning read
+this table. A new variable is one row here, the key of a study file (`scaling.study.schema`), the field of a
+cell (`scaling.study.cell`), and what it does. A cell has a value by the name of its axis, a row of the
+summary by the axis's column, as text where it is none for a table; of models, data sets and aggregators the
+label.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ class Registry:
         return targets
 
     def load(self, name: str) -> Any:
-        """The component called `name`. Raises StudyError: there is none; it is a `module:attribute` that
-        nobody has trusted; or importing it fails, with whatever the package raises."""
+        """The component called `name`. StudyError: there is none, it is not trusted, or its import fails."""
         if ":" in name and name not in _OWN_CODE:
             raise StudyError(
                 f"{self.kind} {name!r} is code, and no study file of yours names it: results are data, and "
@@ -85,8 +84,7 @@ class Registry:
         return _first_line_of_doc(target)
 
     def create(self, name: str, base: type, parameters: Mapping[str, Any] | None) -> Any:
-        """An instance of the dataclass called `name`. Raises StudyError: the name is unknown or no subclass
-        of `base`, or a parameter is unknown or of the wrong type or value."""
+        """An instance of the dataclass called `name`. StudyError: it is unknown, no `base`, or set wrong."""
         cls = self.load(name)
         if not (isinstance(cls, type) and issubclass(cls, base)):
             raise StudyError(

@@ -164,8 +164,7 @@ def _parsed(text: str) -> list[int]:
 def predicted(
     cells: list[Any], machine: Topology, sources: Any, *, known: bool, tensor_shapes: str = ""
 ) -> tuple[list[Prediction], list[dict[str, Any]]]:
-    """The predictions, and each cell as a row, with the reason where it has none. Cells of an attached script
-    are mappings, with `tensor_shapes`. Raises StudyError: all cells are another device's."""
+    """Predictions, and rows, with the reason where there is none. StudyError: all are another device's."""
     from scaling.prediction.rows import reason_row, row_of
     from scaling.prediction.terms import of_other_device
     from scaling.study.predicting import predict_cells, strategy_of

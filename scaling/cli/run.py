@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -123,7 +123,7 @@ def measured(
 ) -> RunResult[Report]:
     from scaling.study.session import run_session
 
-    how = {"note": note, "interrupted": _interrupted, "report": _reported}
+    how: dict[str, Any] = {"note": note, "interrupted": _interrupted, "report": _reported}
     return run_session(study, overrides, out, *begun, **how, retry_failed=retry_failed)
 
 

@@ -12,9 +12,8 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def folded(start: str, text: str, indent: int | None = None, width: int = WIDTH) -> str:
-    """`start`, kept as it is, and `text` in lines of a terminal's width; names, paths and addresses are never
-    cut. A no-break space holds together what stands around it, and comes out as a space. `indent`: of the
-    lines after the first; None: where `text` begins."""
+    """`start`, as it is, and `text` in lines of that width; names, paths and addresses are never cut, nor
+    what a no-break space holds together. `indent`: of later lines; None: where `text` begins."""
     margin = " " * (len(start) if indent is None else indent)
     lines = textwrap.wrap(
         text,

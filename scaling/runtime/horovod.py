@@ -27,8 +27,7 @@ Place = tuple[str, int, int]  # host, local rank, ranks on that host
 
 
 class HorovodWorld:
-    """Horovod for this launch; started when a cell first needs it, and anew after a failure. `by_mpi`: this
-    process has started MPI; `environ`: takes the variables that Horovod reads when it starts."""
+    """Horovod for this launch; started when a cell needs it. `by_mpi`: MPI is; `environ`: takes variables."""
 
     def __init__(
         self, workers: Workers, *, by_mpi: bool, environ: MutableMapping[str, str] = os.environ
@@ -61,8 +60,7 @@ class HorovodWorld:
             self._end_rendezvous = lambda: None
 
     def start(self) -> None:
-        """Starts it where it is not yet. Collective. Raises LaunchError: it is not there, cannot start, or
-        its world is not the launch's."""
+        """Starts it where it is not yet. Collective. LaunchError: it cannot, or has another world."""
         if self._hvd is not None:
             return
         hvd, info = _library(), self._workers.info
@@ -108,8 +106,7 @@ class HorovodWorld:
 
 
 def forget_network(info: RankInfo, environ: MutableMapping[str, str]) -> None:
-    """Unsets what horovodrun says of the network to NCCL, on one host, where it has no effect: else the same
-    study would seem to be measured in another environment than under other launchers."""
+    """Unsets what horovodrun tells NCCL of the network on one host, as it looks like another environment."""
     if info.table == "horovodrun" and info.local_world_size == info.world_size:
         environ.pop("NCCL_SOCKET_IFNAME", None)
 

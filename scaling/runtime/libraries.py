@@ -24,8 +24,7 @@ from scaling.runtime.workers import Workers, join_limit_s
 
 
 class LaunchLibraries:
-    """What this process has in addition to torch.distributed. Under mpirun MPI is started first of all.
-    `environ`: is read when they start. Raises LaunchError: the launcher is MPI's, and MPI cannot be used."""
+    """What this process has besides torch.distributed, MPI at once under mpirun. LaunchError: it cannot."""
 
     def __init__(self, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> None:
         self._info, self._environ = info, environ

@@ -104,8 +104,7 @@ class Waiting:
         self._looked_s = time.monotonic()
 
     def connect(self, host: str, port: int) -> Any:
-        """A connection to the store, which somebody else has, or is about to make. Raises LaunchError: the
-        rank that makes it has gone; RuntimeError: it is not there in time."""
+        """A connection to the store. LaunchError: its rank has gone; RuntimeError: it is not there in time"""
         while not (is_there := _answers(host, port)) and time.monotonic() < self._until_s:
             self._look(None)
             time.sleep(RETRY_S)

@@ -238,8 +238,7 @@ def _master_port(environ: Mapping[str, str]) -> int:
 
 
 def _store(info: RankInfo, port: int, limit_s: float, address: str) -> Any:
-    """Rank 0's; does not wait for the other ranks, who do not know the port yet. Where the ranks meet at a
-    loopback address it listens there alone, else on all interfaces."""
+    """Rank 0's; waits for nobody. It listens on all interfaces, or at the ranks' loopback address alone."""
     require_loopback()  # of the store's own connection
     listener, host = None, LOOPBACK
     if address == "localhost" or _is_loopback(address):

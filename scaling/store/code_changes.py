@@ -1,9 +1,8 @@
 """Changes of this program after which some cells take another time: what was measured before is not today's.
 
-A run records how many of CODE_CHANGES the program had that measured it (`code_changes` of its launch). Older
-runs do not, and are before a change if they ended before it was made. Whoever makes an aggregator, a step or
-an update site faster or slower adds a change at the end; reports then call the results that it concerns
-"older code", until they are measured again.
+A run records how many of CODE_CHANGES its program had (`code_changes` of its launch); older runs are before a
+change if they ended before it was made. Whoever makes an aggregator, a step or an update site faster or
+slower adds one at the end; reports call what it concerns "older code" until it is measured again.
 """
 
 from __future__ import annotations

@@ -211,8 +211,7 @@ class ResultsFolder:
 
     # -- the archived form -----------------------------------------------------------------------------------
     def archive(self, *, unfinished: bool = False) -> None:
-        """Archives all runs, compared before anything is removed. `unfinished`: also where some are planned.
-        Raises StoreError: somebody works in the folder, or it is not finished."""
+        """Archives all runs; `unfinished`: planned ones too. StoreError: it is in use, or not finished."""
         with self.require().lock():
             runs = [] if unfinished or is_archived(self.path) else self.runs()
             states = Counter(run.state for run in runs if run.state in ("planned", "running"))

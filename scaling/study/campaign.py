@@ -137,8 +137,7 @@ class OtherEnvironment:
 
 
 def other_environment(text: str, out: Path) -> OtherEnvironment:
-    """What `--against` names. `text`: `KIND:WHAT` (`ALLOWED`); `out`: folder of the campaign, where a commit
-    is checked out. Raises LaunchError: it is none of what is allowed, or there is no such thing."""
+    """What `--against` names (`ALLOWED`); `out`: for the checkout of a commit. LaunchError: there is none."""
     kind, separator, what = text.partition(":")
     if not separator or kind not in KINDS or not what.strip():
         raise LaunchError(f"--against {text!r} names no environment; allowed: {ALLOWED}")

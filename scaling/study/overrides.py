@@ -24,9 +24,8 @@ def shipped_studies() -> dict[str, str]:
 
 
 def load_study(name: str, overrides: Sequence[str] = ()) -> Study:
-    """The study of that name or file, with overrides, validated; the code that it names may be imported. Only
-    for what a person names as a study: the study.yaml of a results folder is data to readers of results.
-    Raises StudyError: there is no such study, it is no YAML, or something in it is wrong."""
+    """A study by name or file, with overrides, validated; the code that it names may be imported, so never
+    the study.yaml of somebody's results. StudyError: there is none, or something in it is wrong."""
     raw = _parse(study_text(name), name)
     for override in overrides:
         _apply(raw, override)

@@ -39,8 +39,7 @@ CPU_WORKERS = 4  # at most, of `world_sizes: auto` (1, 2 and 4) and `all` where 
 
 
 def sizes_of(part: AnyPart, num_gpus: int, num_cores: int = CPU_WORKERS) -> list[int]:
-    """The part's world sizes, with `auto` (1, 2, 4, ... and all GPUs) and `all` as numbers, of all nodes'
-    GPUs (0 on CPUs, where it is CPU_WORKERS processes) and cores, the most of `all` on CPUs."""
+    """World sizes with `auto` and `all` as numbers, for all nodes' GPUs (0: CPU_WORKERS workers) and cores"""
     if isinstance(part.world_sizes, list):
         return part.world_sizes
     most = num_gpus or CPU_WORKERS

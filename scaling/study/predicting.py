@@ -45,8 +45,7 @@ class NotPredicted:
 
 
 def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
-    """What a cell's aggregation consists of. `tensor_shapes`: as its run recorded them ("": the model is
-    built, without memory). Raises StudyError: it cannot be predicted, or names foreign code."""
+    """What a cell's aggregation consists of, by its recorded `tensor_shapes` or its model. StudyError."""
     world_size = int(cell["world_size"])
     if not tensor_shapes and "model_parameters" not in cell:
         raise StudyError(

@@ -97,9 +97,8 @@ class JobShape:
 
 
 def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None = None) -> JobShape:
-    """The shape of a job on so many `nodes` (None: as few as do), with `gpus_per_node` (None: the largest
-    size's share; 0 on CPUs), for a study's world sizes, without those that it may drop. Raises StudyError:
-    GPUs are needed and not asked for, or no size is left."""
+    """The shape of a job on `nodes` with `gpus_per_node` (None: as few as do) for the sizes that may not be
+    dropped. StudyError: GPUs were not asked for, or no size is left."""
     num_gpus = (nodes or 1) * (gpus_per_node or 0)
     wanted = [(part, sizes_of(part, num_gpus)) for part in study.parts]
     largest = max(size for _, counts in wanted for size in counts)

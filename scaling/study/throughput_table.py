@@ -1,12 +1,9 @@
-"""A table of throughput against GPUs, made by something else, as a results folder.
+"""A table of throughput against GPUs, made by something else, as a results folder: a header, as
+`GPUs,images_per_sec`, and lines, as `8,1877.4`.
 
-    GPUs,images_per_sec
-    1,243.1
-    8,1877.4
-
-A further column `seed` (or `run`) distinguishes repeats; without it lines with the same number of GPUs are
-repeats. A line is one run with one sample, its mean step: the batch over the throughput. Of one GPU it is the
-step without exchange, the baseline of speedups.
+A column `seed` (or `run`) distinguishes repeats, else lines with the same number of GPUs are repeats. A line
+is one run with one sample, its mean step: the batch over the throughput. Of one GPU it is the step without
+exchange, the baseline of speedups.
 """
 
 from __future__ import annotations

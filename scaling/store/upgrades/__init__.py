@@ -1,15 +1,12 @@
 """Records of older versions, read as those of today.
 
-Version 1 counted one direction of a copy: of what is summed in host memory `wire_bytes_per_rank` had the
-gradient that goes there, and not what comes back. Since version 2 it has both. What an old count lacks
-follows from the aggregator where that moved its whole gradient; else the bytes are dropped, so that no table
-mixes the two counts. `messages_per_rank` likewise, which is dropped with any such copy.
-
-Until version 2 the second cell of an A/A pair was called `twin`, since version 3 `aa_replicate`;
-until version 3 `profiled_iterations` were `split_iterations`. Until version 5 a line of samples had `split`
-where it has `profiled`, and seconds of a run and of a launch were of `unsplit` and `split` iterations; the
-first folders had `<phase>_s` in place of spans, and no line that said whether its iteration was profiled.
-Since version 7 a summary says how many steps each block of unprofiled ones has, `block_iterations`.
+Version 1 counted one direction of a copy: `wire_bytes_per_rank` of sums in host memory lacked what comes
+back. That follows from the aggregator where it moved its whole gradient; else the bytes, and
+`messages_per_rank` with any such copy, are dropped, so that no table mixes the two counts. Version 2 and
+before called the second cell of an A/A pair `twin`, 3 and before `profiled_iterations` `split_iterations`.
+Until 5 a line of samples had `split` for `profiled`, and seconds were of `unsplit` and `split` iterations;
+the first folders had `<phase>_s` in place of spans. Since 7 a summary has `block_iterations`, the steps of
+each unprofiled block.
 """
 
 from __future__ import annotations

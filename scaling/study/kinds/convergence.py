@@ -80,8 +80,7 @@ class ConvergenceKind(TrainingKind[ConvergencePart]):
 
 
 def recipe_of(choice: ChosenWorkload, part: ConvergencePart) -> dict[str, Any]:
-    """The fields of `Cell` of a training's length, rates and augmentation; None where the chosen rule or
-    schedule lacks a key. Raises StudyError: keys contradict each other, or the data cannot be augmented."""
+    """The fields of `Cell` of a training, None where the rule or schedule lacks a key. Raises StudyError."""
     workload = choice.keys
     values = {key: chosen(key, workload, part, DEFAULTS.get(key)) for key in Recipe.model_fields}
     where = named(workload)

@@ -27,8 +27,7 @@ def measure_point(
     device: torch.device,
     write: Callable[[Iterable[Mapping[str, Any]]], None],
 ) -> None:
-    """Measures a point and hands out its samples and facts. A point that is left out, or does not fit into
-    memory, is a result with the fact `left_out`. Raises RuntimeError: the experiment failed."""
+    """Measures a point; out of memory is a result with the fact `left_out`. RuntimeError: it failed."""
     created = create(experiment, parameters)
     torch.manual_seed(0)
     rows: list[Mapping[str, Any]] = [{"fact": LOAD, "value": os.getloadavg()[0]}]
