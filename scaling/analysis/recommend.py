@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -30,7 +30,7 @@ from scaling.analysis.candidates import (
     within_memory,
     workloads,
 )
-from scaling.analysis.columns import Row, by_key, to_rows
+from scaling.analysis.columns import by_key, to_rows
 from scaling.analysis.control import Peers
 from scaling.analysis.decisions import (
     FEWEST,
@@ -53,7 +53,6 @@ from scaling.analysis.objectives import (
 )
 from scaling.analysis.samples import CellResult
 
-Limit = Callable[[Row], "Finding | None"]  # what takes most of a cell's time
 Cells = Mapping[str, CellResult]  # the study's, by id
 
 
@@ -155,17 +154,7 @@ def recommend(
     if max_memory_bytes is not None:
         sets = [within_memory(candidates, max_memory_bytes) for candidates in sets]
     scatters, chosen_from = scatters_and_intervals(wanted.name, sets, study.scatter)
-
-    def limit(row: Row) -> Finding | None:
-        return limit_of(explain_cell(row, study))
-
-    found = [_recommend(wanted, workload, study.cells, scatters, limit) for workload in chosen_from]
-    return [
-        replace(one, doubts=doubts_of(one.choice, [rival.candidate for rival in one.rivals], study))
-        if one.choice
-        else one
-        for one in found
-    ]
+    return [_recommend(wanted, workload, study, scatters) for workload in chosen_from]
 
 
 def _names(candidates: Sequence[Candidate], taken: str) -> list[str]:
@@ -174,13 +163,12 @@ def _names(candidates: Sequence[Candidate], taken: str) -> list[str]:
     return [one.name if used[one.parts[0]] > 1 else one.parts[0] for one in candidates]
 
 
-def _recommend(
-    wanted: Objective, workload: CandidateSet, cells: Cells, scatters: Scatters, limit: Limit
-) -> Recommendation:
+def _recommend(wanted: Objective, workload: CandidateSet, study: Known, scatters: Scatters) -> Recommendation:
     candidates, excluded = workload.candidates, list(workload.excluded)
     unsure: list[Rival] = []
     if wanted.smallest_efficiency is not None:
-        candidates, unsure, too_low = _efficient(candidates, cells, scatters, wanted.smallest_efficiency)
+        bound = wanted.smallest_efficiency
+        candidates, unsure, too_low = _efficient(candidates, study.cells, scatters, bound)
         excluded += too_low
     if not candidates:
         return Recommendation(wanted.text, workload.given, "none", None, None, [], None, None, None, excluded)
@@ -208,7 +196,7 @@ def _recommend(
         others[0] if others else None,
         rivals_and_unsure,
         _more_repeats(choice, rivals_and_unsure),
-        limit(choice.row),
+        limit_of(explain_cell(choice.row, study)),
         _cost_of_error(others, differences, are_rivals=bool(rivals)),
         [*excluded, *slower],
         _decision(choice, others, scatters, lambda candidate: candidate.row["world_size"]),
@@ -224,6 +212,7 @@ def _recommend(
             for other, difference in zip(others, differences, strict=True)
             if difference.interval is not None
         },
+        doubts=doubts_of(choice, [rival.candidate for rival in rivals_and_unsure], study),
         ruled_out=[other for other in others if other.cell_id not in open_ids],
         remarks=[one for one in scatters.of_times.remarks if not one.cells or ids & set(one.cells)],
         trade_off=trade_off(wanted.name, candidates),

@@ -222,7 +222,7 @@ def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:
         _training(record, _lines(folder, record, where), where)
         for record in done
         if cell["kind"] == "convergence"
-        for where in [_where(folder, record)]
+        for where in [where_of(folder, record)]
     ]
     begun = filter(None, (_read_begun(folder, record) for record in records))
     return CellResult(records[0].cell_id, cell, records, launches, trainings, tuple(begun), _gpu(folder))
@@ -234,7 +234,7 @@ def _gpu(folder: ResultsFolder) -> str | None:
 
 
 def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
-    where = _where(folder, record)
+    where = where_of(folder, record)
     measured = [
         [per_step(line) for line in lines if not line["warmup"]] for lines in _lines(folder, record, where)
     ]
@@ -272,7 +272,7 @@ def _read_begun(folder: ResultsFolder, record: RunRecord) -> TrainingSamples | N
     """The epochs that every rank has recorded; None if there are none, or they are not readable yet."""
     if record.cell["kind"] != "convergence" or record.state not in ("running", "planned"):
         return None
-    where = _where(folder, record)
+    where = where_of(folder, record)
     try:
         ranks = _lines(folder, record, where, unfinished=True)
         num_epochs = min(map(len, ranks))
@@ -323,5 +323,5 @@ def _floats(values: Iterable[float]) -> Floats:
     return np.array(list(values), dtype=np.float64)
 
 
-def _where(folder: ResultsFolder, record: RunRecord) -> str:
+def where_of(folder: ResultsFolder, record: RunRecord) -> str:
     return str(folder.path / "runs" / record.cell_id / str(record.repeat))

@@ -11,7 +11,6 @@ import io
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from scaling.analysis.columns import by_key, safe_cell
 from scaling.analysis.findings import Finding
+from scaling.analysis.samples import where_of
 from scaling.analysis.study_scatter import CellTimes, estimate_within, study_scatter
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import ProbeSample, bus_factor
@@ -126,14 +126,10 @@ def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
     )
 
 
-def _run(folder: ResultsFolder, record: RunRecord) -> Path:
-    return folder.path / "runs" / record.cell_id / str(record.repeat)
-
-
 def _read(folder: ResultsFolder, records: Sequence[RunRecord]) -> TransferResult:
     launches, facts, notes = [], [], []
     for record in records:
-        where = _run(folder, record)
+        where = where_of(folder, record)
         (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
         validate_lines(TransferLineModel, rows, f"{where}/rank0.jsonl")
         launches.append([ProbeSample.from_row(row["sample"]) for row in rows if row.get("sample")])
@@ -145,7 +141,7 @@ def _read(folder: ResultsFolder, records: Sequence[RunRecord]) -> TransferResult
     return TransferResult(
         cell_id=records[0].cell_id,
         cell=records[0].cell,
-        where=f"{_run(folder, records[0])}/rank0.jsonl",
+        where=f"{where_of(folder, records[0])}/rank0.jsonl",
         facts=facts[0],
         launches=launches,
         notes=list(dict.fromkeys(notes)),
