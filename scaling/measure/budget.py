@@ -1,20 +1,15 @@
 """The budget of a step: from the spans of all ranks to parts that sum to the step's time on each rank.
 
-The idea: the step's time is cut at every start and stop, and each piece is given to one part alone.
+The step's time is cut at every start and stop, and each piece is given to one part alone: to the span of the
+lane `main`; else to that of another lane, of several to `communicate`, then to the first in PHASES; else it
+is unattributed. What runs elsewhere during a phase of `main` is hidden, and takes no time.
 
-1. A piece under a span of the lane `main` belongs to that span's phase.
-2. Else it belongs to the span of another lane (`comm`, `copy`) that covers it: of several, to `communicate`,
-   then to the first in the order of PHASES. What of another lane runs during a phase of `main` is hidden, and
-   takes no time of the step.
-3. A piece of `communicate` before the last rank has arrived at that exchange is waiting. A rank arrives at
-   its k-th exchange when its k-th span of `communicate` starts; that can be compared only where all ranks
-   have equally many of them, and their steps' starts are known on one clock.
-4. What no span covers is unattributed.
+A piece of `communicate` before the last rank has arrived at that exchange is waiting. A rank arrives at its
+k-th exchange when its k-th span of `communicate` starts: compared where all ranks have equally many and their
+steps' starts are known on one clock.
 
-On the lane `hook` a span of `communicate` is no exchange, but the time in which the computation stood still
-while the host set one going: it is exposed where no exchange covers it, never hidden, and no arrival.
-
-All is clipped to the step. Hidden times are the union of their pieces too: a moment counts once.
+On the lane `hook` a span of `communicate` is time in which the computation stood still while the host set an
+exchange going: exposed where no exchange covers it, never hidden, and no arrival.
 """
 
 from __future__ import annotations
@@ -72,9 +67,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class RankStep:
-    """What one rank recorded of a step. `start_s`: its start on a clock that the ranks share, in seconds;
-    None where that is not known; `behind_s`: how far the device was behind the host at the end of forward and
-    backward (`scaling.measure.phases.StepSample`); None where that was not recorded."""
+    """`start_s`: on a clock that the ranks share, in seconds; None where that is not known; `behind_s`: as of
+    `scaling.measure.phases.StepSample`."""
 
     step_s: float
     spans: Sequence[Span]
@@ -84,12 +78,8 @@ class RankStep:
 
 @dataclass(frozen=True)
 class StepBudget:
-    """Where the time of one step went on one rank, in seconds; computed when it is asked for.
-
-    `complete_s`: when all ranks have arrived at each exchange, from the step's start (None: not known);
-    `arrived_after_first_s`: how much later than the first rank this one arrived at the first exchange; None
-    where that cannot be said.
-    """
+    """In seconds, on one rank. `complete_s`: when all ranks have arrived at each exchange, from the step's
+    start; `arrived_after_first_s`: at the first exchange; None: not known."""
 
     step: RankStep
     complete_s: list[float] | None = None

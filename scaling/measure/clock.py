@@ -1,12 +1,8 @@
 """Clocks for phases: CUDA events on a GPU, a monotonic clock on the CPU.
 
-Both hand out marks that cost next to nothing to take; on a GPU the time between two marks is only known once
-the device has passed them, so it is asked for after the measured window, never inside it. Together with
-`scaling.collectives.execute_host` this is the only module that touches CUDA events.
-
-Marks are also put on the host's monotonic clock, which the processes of one host share, so that ranks can be
-compared. A GPU's clock is tied to it at moments when the device is idle ("anchors"), to within the time that
-recording an event takes; between two anchors it is interpolated.
+The time between two marks of a GPU is asked for after the measured window, never inside it. A GPU's clock is
+tied to the host's monotonic clock, which the processes of one host share, at moments when the device is idle
+("anchors"); between two anchors it is interpolated.
 """
 
 from __future__ import annotations

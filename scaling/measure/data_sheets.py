@@ -1,10 +1,8 @@
-"""Peak rates of GPUs by their data sheets: what MFU refers to in the literature.
+"""Peak dense rates of GPUs by their data sheets: what MFU refers to in the literature.
 
-Dense rates; NVIDIA prints those of tensor cores with sparsity, twice as high, from Ampere on. Products of 16
-bits are accumulated in float32. A device whose name is not here, a MIG slice say, has none.
-
-Sources: NVIDIA's data sheets of V100 (1165301-r5), T4, A100 (1758950-r4), H100 NVL, H200, L4 and L40S, with
-more digits "NVIDIA H100 Tensor Core GPU Architecture" and "NVIDIA Ada GPU Architecture" (V2.01).
+NVIDIA prints those of tensor cores with sparsity, twice as high, from Ampere on. Sources: data sheets of V100
+(1165301-r5), T4, A100 (1758950-r4), H100 NVL, H200, L4 and L40S, with more digits "NVIDIA H100 Tensor Core
+GPU Architecture" and "NVIDIA Ada GPU Architecture" (V2.01).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Where and with what a study is run, collected by the machine itself before the first step.
 
-Part of it identifies the measurement: hardware, drivers, versions, settings. Results are never added to a
-folder whose identity differs; the rest (host, command, commit, which of the GPUs, where the cores are) is
-recorded for people. Seeds stand in the study, checksums of the data with each run.
+Part of it identifies the measurement: results are never added to a folder whose identity differs. The rest
+(host, command, commit, which of the GPUs, where the cores are) is recorded for people.
 """
 
 from __future__ import annotations

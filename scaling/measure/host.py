@@ -1,10 +1,7 @@
 """What Linux says of a rank's process on its host: the cores it may use, and how long it waited for one.
 
-A reading is taken before the measured window and one after it. `summary` makes of both what a rank's run.json
-holds under the key "host": `cpu_s` of all threads of the process; `queued_s`, in which the main thread (which
-computes on a CPU, and launches kernels on a GPU) was ready to run and had no core; `cores`, their numbers.
-
-Reference: Linux kernel documentation, "Scheduler Statistics" (/proc/<pid>/schedstat: time on the run queue).
+In `summary` `cpu_s` is of all threads; `queued_s` of the main thread, ready to run without a core; `cores`
+are numbers. Reference: Linux kernel, "Scheduler Statistics" (/proc/<pid>/schedstat).
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""How many floating-point operations a device does a second in matrix products, by precision.
+"""How many floating-point operations a device does a second in products of two square matrices, 2 n^3 each.
 
-It is what model FLOPs utilization (MFU) refers to: products of two square matrices of random numbers, of
-2 n^3 operations each. The size with the best median counts.
-
-Reference: A. Chowdhery et al., "PaLM: scaling language modeling with Pathways", arXiv 2204.02311, appendix B
-(MFU; there the peak is the datasheet's).
+It is what model FLOPs utilization refers to; the size with the best median counts. Reference: A. Chowdhery et
+al., "PaLM", arXiv 2204.02311, appendix B (MFU; there the peak is the datasheet's).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Records what a step does when, as spans on lanes.
 
-Whole steps are timed without any mark inside; where the time goes is shown by other steps, whose phases are
-marked (profiled steps). The lane `main` is the stream of the computation, where phases follow each other.
-Concurrently run the lanes `comm` (an exchange under the backward pass) and `copy` (the next batch on its
-way). On the lane `hook` stands how long the computation waited for the host to set an exchange going.
+The lane `main` is the stream of the computation, where phases follow each other. Concurrently run `comm` (an
+exchange under the backward pass) and `copy` (the next batch on its way). On `hook` stands how long the
+computation waited for the host to set an exchange going.
 """
 
 from __future__ import annotations
@@ -66,13 +65,9 @@ class _Span:
 
 @dataclass(frozen=True)
 class StepSample:
-    """One step, as recorded.
-
-    `start_s`: on the host's monotonic clock, in seconds; `spans`: (phase, lane, start, stop), in seconds from
-    the step's start; None where nothing was marked; `behind_s`: phase of `COMPUTED` -> how long after the
-    host had queued the last of it the device was done with it, in seconds: next to nothing where the device
-    waits for the host. None where nothing was marked, and on a CPU, where the host computes.
-    """
+    """`start_s`: on the host's monotonic clock, in seconds; `spans`: (phase, lane, start, stop), in seconds
+    from the step's start; `behind_s`: phase of `COMPUTED` -> seconds that the device was done after the host
+    had queued it. None where nothing was marked; `behind_s` also on a CPU."""
 
     start_s: float
     step_s: float

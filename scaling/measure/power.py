@@ -1,22 +1,18 @@
 """What NVML says of a rank's own GPU: energy, clocks, temperature, memory, and who else is on it.
 
-A reading is taken before the measured window and one after it, never inside: each of its queries takes the
-host from microseconds to 2 ms. `summary` makes of both what a rank's run.json holds under the key "gpu" and
-what the report reads. All its keys are always there; a value that is not known is None:
+It is read before the measured window and after it, never inside: each query takes the host from microseconds
+to 2 ms. All keys of `summary` are always there; a value that is not known is None:
 
-- `energy_j`: joules that the whole GPU took in between; None for a window of less than 0.5 s; `mean_power_w`
-  is that over the window, `energy_per_sample_j` over the samples that this rank trained on in it.
-- `power_after_w`: as the driver gives it; known for short windows too; `power_limit_w`: the cap in force;
-  `memory_used_bytes`: of all processes; all of them at the later reading.
-- `throttle_reasons`: names (`THROTTLE_REASONS`) in force at either reading; [] is none; `throttled_s`: name
-  (`THROTTLE_POLICIES`) -> seconds within the window that it held the clocks down.
-- `other_processes`: that compute on this GPU and are not the study's, and their memory; the larger of both
-  readings.
+- `energy_j`: of the whole board in between; None for a window of less than 0.5 s; of it `mean_power_w`, and
+  `energy_per_sample_j` over this rank's samples.
+- `power_after_w`: known for short windows too; `power_limit_w`: the cap in force; `memory_used_bytes`: of all
+  processes; all at the later reading.
+- `throttle_reasons`: names in force at either reading; `throttled_s`: name of `THROTTLE_POLICIES` -> seconds
+  within the window that it held the clocks down.
+- `other_processes`: that are not the study's, and their memory; the larger of both readings.
 
-The counter of energy moves in steps, of 0.1 s on an H200, so `energy_j` may be off by the energy of one: by
-20% in half a second, by 1% in ten. It is that of the board: of several ranks on one GPU each sees all of it.
-
-Reference: NVIDIA, NVML API Reference Guide, "Device Queries", "NvmlClocksEventReasons".
+The counter of energy moves in steps, of 0.1 s on an H200, so `energy_j` may be off by 20% in half a second,
+by 1% in ten. Reference: NVIDIA, NVML API Reference Guide, "Device Queries", "NvmlClocksEventReasons".
 """
 
 from __future__ import annotations
@@ -66,10 +62,8 @@ QUERIES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at a GPU; what NVML refuses to say is None. `at_s`: time.perf_counter when the energy was
-    read; `energy_j`, `throttled_s`: since the driver was loaded; `power_w`: as the driver averages it, over
-    up to a second; `throttled_s`: only the policies that the driver counts; `other_processes_memory_bytes`:
-    None where NVML gives no process's memory."""
+    """What NVML refuses to say is None. `at_s`: time.perf_counter; `energy_j`, `throttled_s`: since the
+    driver was loaded; `power_w`: averaged over up to a second."""
 
     at_s: float
     energy_j: float | None = None
@@ -128,9 +122,8 @@ class GpuReader:
         return times or None
 
     def _others(self) -> tuple[int | None, int | None]:
-        """Processes that are not the study's, and their memory. A container may show process numbers of the
-        host, or none. Of a list without any of our own, as many as we have processes may be ours, and only
-        the rest is counted. An empty list says nothing, since this process computes on the GPU."""
+        """Processes that are not the study's, and their memory. A container may show other process numbers:
+        of a list without any of ours, as many as we have may be ours. An empty list says nothing."""
         processes = self._of_gpu("nvmlDeviceGetComputeRunningProcesses")
         if not processes:
             return None, None
@@ -143,10 +136,9 @@ class GpuReader:
 
 
 def open_device(device: torch.device, own_pids: Collection[int] | None = None) -> GpuReader | None:
-    """This rank's GPU, to be read; None on the CPU, or without the package nvidia-ml-py or a driver. torch
-    counts the GPUs that CUDA_VISIBLE_DEVICES leaves, NVML all: it is looked up by its UUID, or by its PCI
-    address where torch does not tell the UUID. `own_pids`: of the study's processes on this machine (a rank
-    may hold memory on another's GPU); None: this one."""
+    """None on the CPU, or without the package nvidia-ml-py or a driver. Looked up by its UUID or PCI address,
+    since torch counts the GPUs that CUDA_VISIBLE_DEVICES leaves, NVML all. `own_pids`: of the study's
+    processes on this machine (a rank may hold memory on another's GPU); None: this one."""
     if device.type != "cuda":
         return None
     nvml = load()

@@ -1,39 +1,21 @@
 """What is said of samples: the median or the mean, and an interval that respects how they came about.
 
-Iterations of one launch share its placement, clocks and connections, so they are not independent; launches
-are. Hence the interval's method depends on the number of launches:
+Iterations of one launch are not independent; launches are. Hence the interval of two or more launches is
+Student's t on the logarithms of their values (a bootstrap by launch covers 89 to 92% of ten launches, and
+less of fewer); of one it is by order statistics, or batches of samples for a mean, of this launch only.
 
-- 2 or more: Student's t interval on the logarithms of the launches' values, which never reaches below zero
-  (a bootstrap by launch covers 89 to 92% of ten launches, and less of fewer);
-- 1: order statistics of that launch's samples for a median, batches of consecutive samples for a mean; both
-  speak of this launch only.
-
-Cells of a study know more together: theirs are `scaling.analysis.study_scatter`'s.
-
-Reference: R. Y. Hyndman, Y. Fan, "Sample quantiles in statistical packages", The American Statistician 50
-(1996).
-
-Measuring stops when half of the width of the median's 95% interval within this launch is a small enough part
-of the median. Stopping at the first interval that happens to be narrow makes it a little too sure: with
-log-normal times of 1% to 10% spread, a goal of 1% and 20 samples at least, 93% to 96% of the intervals that
-were stopped at hold the true median, whether one looks after every sample or after every tenth (2,000 runs
-each).
+Measuring stops at the first interval that is narrow enough, which makes it a little too sure: with log-normal
+times of 1% to 10% spread, a goal of 1% and 20 samples at least, 93% to 96% of the intervals that were stopped
+at hold the true median (2,000 runs each).
 
 Warm-up is over when the one-sided Mann-Whitney U test, which asks nothing of how times are distributed, no
-longer finds the last iterations getting faster:
+longer finds the last iterations getting faster: U is the number of pairs (one of the earlier half of the
+window, one of the later) of which the earlier is slower, a tie counting a half. Its critical value is exact
+at 5%: for two halves of five it is 21 of 25 (12 of 252 orders, 4.8%). So steady times are taken for warm-up
+in one test of twenty, which costs an iteration or two.
 
-1. take the times of the last `window` iterations, and cut them into an earlier and a later half;
-2. U is the number of pairs (one of the earlier half, one of the later) of which the earlier is slower, a tie
-   counting a half;
-3. where times are in random order, U is at least a critical value with a probability of at most 5%: at or
-   above it the earlier half is significantly slower, and warm-up goes on.
-
-The critical value is exact, from U's distribution over all orders: for two halves of five it is 21 of 25
-(12 of 252 orders, 4.8%). So steady times are taken for warm-up in one test of twenty, which costs an
-iteration or two; a drift that hides in the noise of `window` iterations is not seen.
-
-Reference: H. B. Mann, D. R. Whitney, "On a test of whether one of two random variables is stochastically
-larger than the other", The Annals of Mathematical Statistics 18 (1947).
+References: R. Y. Hyndman, Y. Fan, "Sample quantiles in statistical packages", The American Statistician 50
+(1996); H. B. Mann, D. R. Whitney, The Annals of Mathematical Statistics 18 (1947).
 """
 
 from __future__ import annotations
@@ -101,9 +83,8 @@ def interval_of_launches(values: Sequence[float]) -> tuple[float | None, float |
 
 
 def interval_of_mean(samples: FloatArray) -> tuple[float | None, float | None]:
-    """The 95% interval of the mean of a launch's consecutive samples, by the means of `BATCHES` batches (of
-    two samples at least): what follows upon each other may be correlated. In the samples' unit; (None, None)
-    with fewer than six samples, or a mean that is no time."""
+    """The 95% interval of the mean of consecutive samples, by the means of `BATCHES` batches: what follows
+    upon each other may be correlated. (None, None) with fewer than six samples, or a mean that is no time."""
     mean = float(samples.mean())
     if len(samples) < FEWEST or mean <= 0:
         return None, None
@@ -120,9 +101,8 @@ def half_width(values: FloatArray, groups: int = 1) -> float:
 
 
 def interval_within_launch(samples: Sequence[float] | FloatArray) -> tuple[float | None, float | None]:
-    """The 95% interval of the median by order statistics; it speaks of these samples' own launch only: the
-    k-th smallest and k-th largest, k as large as the binomial law of the median allows. In the samples' unit;
-    (None, None) with fewer than six samples."""
+    """The 95% interval of the median by order statistics; it speaks of these samples' own launch only. (None,
+    None) with fewer than six samples."""
     from scipy import special
 
     ordered = np.sort(np.asarray(samples, dtype=float))
@@ -147,8 +127,7 @@ def relative_half_width(times: Sequence[float]) -> float:
 
 
 def enough(times: Sequence[float], goal: float = 0.01, min_samples: int = MIN_SAMPLES) -> bool:
-    """Whether the median of these times, of one launch after its warm-up, is known to within `goal` of
-    itself: half the interval's width, as a part of the median. Raises ValueError: the goal is not
+    """Whether half the interval's width is at most `goal` of the median. ValueError: the goal is not
     positive."""
     if not goal > 0:
         raise ValueError(f"goal {goal} is not positive; 0.01 asks for an interval of 1% to either side")
@@ -163,9 +142,8 @@ SMALLEST_WINDOW = 6
 
 
 def is_warm(times: Sequence[float], window: int = 10) -> bool:
-    """Whether the last `window` times are no longer getting faster; False with fewer times. `window`: of the
-    last iterations that are looked at; 6 at least. Raises ValueError: the window is too small for any order
-    of times to be significant."""
+    """Whether the last `window` times are no longer getting faster; False with fewer times. ValueError: the
+    window is too small for any order of times to be significant (6 at least)."""
     if window < SMALLEST_WINDOW:
         raise ValueError(
             f"window {window} is too small for a test at {LEVEL:.0%}; {SMALLEST_WINDOW} at least"
@@ -188,9 +166,7 @@ def critical_value(num_earlier: int, num_later: int) -> int:
 
 
 def _orders_by_statistic(num_earlier: int, num_later: int) -> NDArray[np.float64]:
-    """How many orders of the times have U = 0, 1, 2, ...: the paper's recurrence, without ties. The slowest
-    of all times is of the earlier half, and slower than all `num_later`, or of the later one and counts
-    nothing."""
+    """How many orders of the times have U = 0, 1, 2, ...: the paper's recurrence, without ties."""
     rows = [np.ones(1) for _ in range(num_later + 1)]  # of an empty earlier half: U is 0
     for earlier in range(1, num_earlier + 1):
         new = [np.ones(1)]

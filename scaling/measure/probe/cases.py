@@ -1,11 +1,7 @@
 """What `scaling topology probe` measures: operations, who runs them at the same time, and for how long.
 
-A case is one operation on some ranks, in several sizes. Cases of one rank or one pair have the machine for
-themselves; in those of all ranks every rank does the same at the same time. Here is no torch: workers carry
-the cases out (`probe.ranks`), and a machine file is made of the samples (`probe.machine_file`).
-
-Bandwidths are those of nccl-tests (NVIDIA, nccl-tests, doc/PERFORMANCE.md): algbw is bytes over time; busbw
-of an all-reduce of n ranks is 2(n-1)/n of it, what each rank has to send, and algbw itself of sends.
+Here is no torch. Bandwidths are those of nccl-tests (doc/PERFORMANCE.md): busbw of an all-reduce of n ranks
+is 2(n-1)/n of algbw, bytes over time; of sends it is algbw itself.
 """
 
 from __future__ import annotations
@@ -57,14 +53,11 @@ WAKE_S = 0.5
 
 @dataclass(frozen=True)
 class ProbeCase:
-    """One operation to be measured: copies between host and device (`h2d`, `d2h`, and `h2d_d2h`, in both
-    directions at once, each of the size); a copy into a peer's memory (`peer_copy`), and the same from every
-    rank to the next at once (`peer_shift`); a message (`send`), one in both directions (`swap`), one from
-    every rank to the next (`shift`); `all_reduce`, and MPI's, of buffers in host memory; copies and sums (of
-    one addend to another) in the memory of host and device (`host_copy`, `device_sum`); products of two
-    square matrices (`product_bf16`). `ranks`: one, a pair (from, to), or all at once; `sizes_bytes`:
-    ascending; fewer are measured where the time is short, two at least if there are two; `memory`: on the
-    host, of copies between it and the device and of MPI's buffers; `captured`: replayed from a CUDA graph."""
+    """One operation: copies between host and device (`h2d`, `d2h`, and `h2d_d2h`, both at once, each of the
+    size); a copy into a peer's memory (`peer_copy`), from every rank to the next at once (`peer_shift`);
+    messages, one (`send`), both ways (`swap`), from every rank to the next (`shift`); `ranks`: one, a pair
+    (from, to), or all at once; `sizes_bytes`: ascending; fewer are measured where the time is short;
+    `memory`: on the host; `captured`: replayed from a CUDA graph."""
 
     operation: str
     ranks: tuple[int, ...]
@@ -127,9 +120,8 @@ def cases(
     with_mpi: bool = False,
     with_products: bool = False,
 ) -> list[ProbeCase]:
-    """Everything that a launch measures, in this order. `world_size`: ranks, each with a GPU of its own or as
-    a process on the CPU; `only_messages`: leave out copies, sums and MPI, which another launch measures;
-    `with_products`: also products of matrices, on each GPU alone or on all cores at once."""
+    """In this order. `world_size`: ranks, each with a GPU or as a process on the CPU; `only_messages`: no
+    copies, sums and MPI, which another launch measures; `with_products`: also products of matrices."""
     cases: list[ProbeCase] = []
     if not only_messages:
         cases += _memory_cases(world_size, on_gpus=on_gpus)

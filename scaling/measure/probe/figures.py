@@ -1,12 +1,9 @@
 """What the probe's samples say of each device and link of a detected machine.
 
-1. PCIe: copies of pinned memory, one GPU at a time; a direction of the link is a direction of the copy. Of
-   GPUs that share a link the fastest counts.
-2. A GPU's memory, sums and products of matrices, and a core's sums: alone; a processor's products: all of its
-   cores at once, where no GPUs are.
-3. NVLink: copies into a peer's memory, divided by the links of the pair.
-4. Host memory and its bus: where copies of all GPUs at once are slower than those of one, they have met the
-   memory's limit, and their sum is it. Elsewhere it is at least what all cores move, or all GPUs together.
+A direction of a PCIe link is a direction of the copies of pinned memory; of GPUs that share it the fastest
+counts. A peer copy is divided by the NVLinks of the pair. Where copies of all GPUs at once are slower than
+those of one, they have met the host memory's limit, and their sum is it; elsewhere it is at least what all
+cores move, or all GPUs together.
 """
 
 from __future__ import annotations

@@ -1,18 +1,11 @@
 """The machine file that a probe gives: what was detected, with measured figures in place of nominal ones.
 
-`scaling.measure.probe.figures` says what the samples tell of devices and links. The latency of a message is
-the latency that was fitted, less that of the links, which stays nominal. What the model then gets wrong of
-the probe's own samples is said in words. Nothing here needs torch or the machine itself: reports make the
-file of a results folder anew.
-
+The latency of a message is the fitted one, less that of the links, which stays nominal. What the model then
+gets wrong of the probe's own samples is said in words. Nothing here needs torch or the machine itself.
 Devices and links of a type share the median; one that is more than a tenth off gets a type of its own.
 
-`with_measured` puts the bandwidths that another tool measured, nvbandwidth, in place of a file's own:
-
-1. GPU i of the tool is the file's i-th GPU.
-2. What the copies tell of PCIe links, NVLinks, host memory and its bus is read off as from a probe
-   (`scaling.measure.probe.figures`).
-3. Latencies, sums and a GPU's own memory stay as the file has them: copies of one size tell nothing of them.
+`with_measured` puts nvbandwidth's bandwidths in place of a file's own: GPU i of the tool is the file's i-th
+GPU. Latencies, sums and a GPU's own memory stay: copies of one size tell nothing of them.
 """
 
 from __future__ import annotations
@@ -44,9 +37,8 @@ DIFFERS_RATIO = 0.25
 
 @dataclass(frozen=True)
 class ProbedTopology:
-    """What is put into the file. `gpu_ids`: the device of each rank; empty where ranks are processes on the
-    CPU; `peers`: pairs of ranks whose GPUs can access each other's memory; `stamp`: what every source starts
-    with: `measured by scaling topology probe on ...`."""
+    """`gpu_ids`: the device of each rank; empty for processes on the CPU; `peers`: pairs of ranks whose GPUs
+    can access each other's memory; `stamp`: what every source starts with."""
 
     detected: Mapping[str, Any]
     gpu_ids: Sequence[str]
@@ -280,9 +272,8 @@ NOT_FIGURES = frozenset({"kind", "name", "source", "gpudirect", "duplex"})
 def with_measured(
     text: str, machine: str, samples: Sequence[ProbeSample], source: str
 ) -> tuple[str, dict[str, Any]]:
-    """The file with measured figures, as text and as content. `source`: the tool and its file, for the
-    figures' sources: `nvbandwidth v0.8 (box.json)`. Raises TopologyError: the machine has fewer GPUs than
-    were measured, is made from another, or nothing was measured that it has a link for."""
+    """As text and as content. `source`: the tool and its file: `nvbandwidth v0.8 (box.json)`. TopologyError:
+    the machine has too few GPUs, is made from another, or has no link for what was measured."""
     file: dict[str, Any] = _content(text, machine)
     topology = validated(text, machine)
     gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")]

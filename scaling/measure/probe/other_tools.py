@@ -1,14 +1,11 @@
 """What other tools measured, as samples of a probe: nccl-tests and nvbandwidth (text or JSON), OSU's text.
 
-- nccl-tests (src/util.cu): `results`, each with `size` in bytes and `out_of_place` or `in_place` with `time`
-  in microseconds; the program's name in `args` tells the operation, `env` whether NCCL_P2P_DISABLE was set.
-- nvbandwidth (json_output.cpp and testcases_ce.cpp, v0.8, commit 66746a3b): `testcases`, each with a
-  `bandwidth_matrix` of texts in GB/s. Copies by copy engines between host and GPU, one GPU at a time or all
-  at once, one way or both ways, and between two GPUs one way are read. Of copies both ways nvbandwidth tells
-  one direction's bandwidth; the mean of the two tests stands for both. The size is `bufferSize` in MiB, 512
-  by default. `scaling.measure.probe.machine_file` puts them into a machine file.
+- nccl-tests (src/util.cu): `time` in microseconds; `args` tells the operation, `env` NCCL_P2P_DISABLE.
+- nvbandwidth (json_output.cpp and testcases_ce.cpp, v0.8, commit 66746a3b): `bandwidth_matrix` in GB/s, of
+  copies by copy engines. Of copies both ways it tells one direction; the mean of the two tests stands for
+  both. The size is `bufferSize` in MiB, 512 by default.
 
-Each value is one sample: neither tool gives the single ones, so that their spread is not known.
+Neither tool gives the single samples, so that their spread is not known.
 """
 
 from __future__ import annotations
@@ -111,9 +108,9 @@ Rate = tuple[str, tuple[int, ...], float]
 
 
 def samples_of(text: str, source: str, world_size: int | None = None) -> tuple[list[ProbeSample], list[str]]:
-    """Whatever of them it is; and what is left out or has to be known of it, a line each. `world_size`:
-    ranks, where the text does not say (OSU). Raises TopologyError: it is none, its results are wrong, or it
-    measured nothing that a probe does."""
+    """The samples, and what is left out or has to be known of them, a line each. `world_size`: where the text
+    does not say (OSU). TopologyError: the text is none of them, is wrong, or has nothing that a probe
+    measures."""
     if is_osu(text):
         figures, notes = osu_samples(text, source, world_size)
     else:

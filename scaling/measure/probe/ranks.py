@@ -1,14 +1,8 @@
 """The probe on one rank of a group: every rank goes through the same cases (`probe.cases`) in the same order.
 
-For each size:
-
-1. One operation that does not count in the case's time: it sets up what the others use.
-2. One operation, then several in a row: they tell how many a sample takes.
-3. Samples: all ranks meet, those that take part do the operation so many times in a row, and the slowest of
-   them counts.
-
-Rank 0 says how often, and hands out a row for each thing measured at once, so that a launch that dies leaves
-what it has: `{"facts": ...}` first, then `{"sample": ...}` and `{"note": ...}`.
+Each size has one operation that sets up what the others use, then a few that tell how many a sample takes; in
+a sample all ranks meet, and the slowest counts. Rank 0 hands out a row for each thing measured at once, so
+that a launch that dies leaves what it has: `{"facts": ...}`, `{"sample": ...}`, `{"note": ...}`.
 """
 
 from __future__ import annotations

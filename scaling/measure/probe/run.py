@@ -115,9 +115,8 @@ def spec_for(
 def measure(
     spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, str] = os.environ
 ) -> ProbeMeasurement:
-    """Runs the launches one after the other. A launch that fails is recorded in `failures`; what it measured
-    before is kept. Raises LaunchError: the environment contradicts what is asked for, there is no such
-    launcher here, or nothing at all was measured."""
+    """A launch that fails is recorded in `failures`; what it measured before is kept. LaunchError: the
+    environment contradicts what is asked for, there is no such launcher, or nothing at all was measured."""
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
         raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --no-peer-access")
     try:

@@ -22,9 +22,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class LinkFit:
-    """What was fitted. `latency_s`: 0 where the times are proportional to the bytes; `bandwidth_bytes_per_s`:
-    infinite where they do not depend on the bytes; `worst_error_ratio`: the largest relative error of the
-    line at a size's median; `samples`: size in bytes -> times, by size."""
+    """`latency_s`: 0 where times are proportional to the bytes; `bandwidth_bytes_per_s`: infinite where they
+    do not depend on them; `worst_error_ratio`: at a size's median; `samples`: size in bytes -> times, by
+    size."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
@@ -57,9 +57,8 @@ class LinkFit:
 
 
 def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
-    """Fits latency and bandwidth. `seconds`: size in bytes -> times of single messages; positive, two sizes
-    at least. Raises ValueError: there are fewer sizes, a size without samples, or a time that is not
-    positive."""
+    """`seconds`: size in bytes -> times of single messages. ValueError: fewer than two sizes, a size without
+    samples, or a time that is not positive."""
     if len(seconds) < 2:
         raise ValueError(f"{len(seconds)} sizes: latency and bandwidth need two at least")
     samples = {size: np.asarray(seconds[size], dtype=np.float64) for size in sorted(seconds)}

@@ -1,27 +1,14 @@
 """What other tools print, as their JSON or as samples.
 
-nccl-tests: a table, as the document that its `-J` writes.
-`#` lines tell ranks and settings. A row has size, count, type, redop, in newer versions root, then time in
-microseconds, algbw, busbw and errors, out of place and in place. Older versions do not name the program: it
-follows from redop and busbw / algbw (doc/PERFORMANCE.md): 2(n-1)/n for all_reduce_perf, 1 for sendrecv_perf.
+nccl-tests (src/util.cu and src/common.cu, commit a0b82b2 and version 2.0): a table. A row has size, count,
+type, redop, in newer versions root, then time in microseconds, algbw, busbw and errors, out of place and in
+place. Older versions do not name the program: it follows from redop and busbw / algbw.
 
-Source: nccl-tests, src/util.cu and src/common.cu, commit a0b82b2 and version 2.0.
+nvbandwidth (NVIDIA/nvbandwidth, output.cpp and README.md, v0.8): matrices in GB/s, without the buffers' size.
 
-nvbandwidth: its text, as the document that its `-j` writes.
-
-    Running host_to_device_memcpy_ce.
-    memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
-              0         1
-    0     26.03     25.94
-
-The text does not tell the size of the buffers. Source: NVIDIA/nvbandwidth, output.cpp and README.md, v0.8.
-
-OSU micro-benchmarks: samples of all-reduces, and of copies between two GPUs by osu_bw.
-A header names test, library and version, a line of `#` the columns; then a size in bytes and the mean of the
-ranks in microseconds, or MB (10^6 bytes) a second. Nothing tells how many ranks there were. Small messages of
-osu_bw overlap, so that their rate is none of a message: rows below 1 MiB are left out.
-
-Source: osu-micro-benchmarks 5.9 to 7.5, c/util/osu_util.h and c/mpi/pt2pt/osu_bw.c.
+OSU micro-benchmarks (5.9 to 7.5, c/util/osu_util.h and c/mpi/pt2pt/osu_bw.c): all-reduces, and copies between
+two GPUs by osu_bw. A size in bytes and the mean of the ranks in microseconds, or MB (10^6 bytes) a second.
+Small messages of osu_bw overlap, so that rows below 1 MiB are left out.
 """
 
 from __future__ import annotations
