@@ -66,9 +66,8 @@ def _has_loopback() -> bool:
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What workers of this host are started with. `folder`: in which they start, and from which Python
-    imports first (None: the command's); `variables`: set in addition to the command's (None: removed from
-    them)."""
+    """`folder`: in which workers start, and from which Python imports first (None: the command's);
+    `variables`: set in addition to the command's (None: removed from them)."""
 
     python: str = sys.executable
     folder: Path | None = None
@@ -99,12 +98,11 @@ class LaunchSpec:
 
 
 class Launcher(ABC):
-    """Starts workers on this host, unless a subclass says otherwise. `name`: what `--launcher` and the
-    records of runs call it; `is_mpi`: its processes are MPI's, so that aggregators over MPI can run in them;
-    `forks_workers`: by a zygote (`launchers.zygote`) where that can be; `leaves_the_rest`: cells that its
-    launches cannot run are another job's, and no failure of this one; `rank_variables`: field of `RankInfo`
-    -> variable that says it, where none of `rank_info.TABLES` does; `environment` then has to add MASTER_ADDR
-    and MASTER_PORT, at which rank 0 is reached."""
+    """Starts workers on this host, unless a subclass says otherwise. `name`: what `--launcher` and records
+    call it; `is_mpi`: aggregators over MPI can run; `leaves_the_rest`: cells that its launches cannot run are
+    another job's; `rank_variables`: field of `RankInfo` -> variable that says it, where none of
+    `rank_info.TABLES` does; `environment` then has to add MASTER_ADDR and MASTER_PORT, at which rank 0 is
+    reached."""
 
     name: ClassVar[str]
     is_mpi: ClassVar[bool] = False

@@ -2,9 +2,8 @@
 
     python -I launchers/keeper.py DESCRIPTOR COMMAND...
 
-What the command leaves behind, sessions of their own too, becomes this process's child (Linux), so that it is
-found. The exit code is the command's; a signal that ended it ends this process as well. Why the command does
-not start goes to the descriptor, as the system's number of the error.
+What the command leaves behind becomes this process's child (Linux). Exit code or signal are the command's.
+Why it does not start goes to the descriptor, as the system's number of the error.
 """
 
 from __future__ import annotations

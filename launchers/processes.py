@@ -191,9 +191,8 @@ def _end_late(code: int) -> None:
 
 
 def end_this(code: int) -> NoReturn:
-    """Ends this process after its exit functions, without taking its modules apart: some libraries wait in it
-    for devices that are lost, and others print what they have left. MPI alone has its part there: mpi4py ends
-    it after the interpreter."""
+    """Without taking modules apart: some libraries wait in it for devices that are lost, and others print
+    what they have left. MPI alone has its part there: mpi4py ends it after the interpreter."""
     if "mpi4py.MPI" in sys.modules:
         sys.exit(code)
     late = threading.Timer(EXIT_S, _end_late, (code,))

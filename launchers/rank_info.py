@@ -53,9 +53,8 @@ class RankError(ValueError):
 
 @dataclass(frozen=True)
 class RankInfo:
-    """This process's place among the workers. `job_id`: the launcher's own number for the job, if it has one;
-    `table`: which of TABLES that is, or the launcher's name where it says RANK_VARIABLES; `passed_over`:
-    tables of which only some variables are set, in words; "" if none."""
+    """`job_id`: the launcher's own; `table`: which of TABLES, or the launcher's name where it says
+    RANK_VARIABLES; `passed_over`: tables of which only some variables are set, in words; "" if none."""
 
     rank: int
     local_rank: int
@@ -102,9 +101,8 @@ class RankInfo:
         )
 
     def meeting_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables by which torch.distributed's ranks meet, where the launcher sets none. srun sets none
-        of them; a launcher with a table of its own sets where they meet. Raises RankError: they cannot be
-        distinguished from Slurm's."""
+        """By which torch.distributed's ranks meet, where the launcher sets none, as srun. RankError: a
+        launcher's own table cannot be distinguished from Slurm's."""
         place = {"RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
         if self.table in SET_NO_MEETING and not environ.get("MASTER_ADDR"):
             raise RankError(

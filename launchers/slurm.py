@@ -1,12 +1,9 @@
 """A complete Slurm batch script for a study, as text: a pure function of typed options.
 
-Forms: one allocation in which `scaling run` starts the launches of all world sizes one after another; and an
-array with one task a world size, each of which asks for what the largest needs, and a report job after all of
-them. In both, `scaling run` starts workers by srun, as `launchers.slurm_steps` says.
-
-Slurm signals the batch shell some time before the limit, and bash runs a trap only between commands; so the
-launcher is in the background, the shell waits for it and passes the signal on. What was cut off is planned
-again, and the job goes back to the queue by itself, once.
+Forms: one allocation for all world sizes, and an array with one task a world size, each of which asks for
+what the largest needs, and a report job after all. Bash runs a trap only between commands, so the launcher is
+in the background, and the shell passes Slurm's signal on. What was cut off goes back to the queue by itself,
+once.
 """
 
 from __future__ import annotations
@@ -35,10 +32,9 @@ SIGNAL_S = 120
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What a job is asked for. `cpus_per_task`: a task is a worker in style srun, and all of a node's workers
-    in style torchrun; `setup`: lines of bash to be run first, as `module load`; `directives`: further options
-    of sbatch, each as it stands after `#SBATCH`; `join_timeout_s`: seconds which workers wait for each other
-    at the start of a launch. Raises ValueError: an option is of the wrong form, or the nodes do not hold the
+    """`cpus_per_task`: a task is a worker in style srun, and all of a node's workers in style torchrun;
+    `setup`: lines of bash to be run first, as `module load`; `directives`: further options of sbatch;
+    `join_timeout_s`: seconds. ValueError: an option is of the wrong form, or the nodes do not hold the
     largest world size."""
 
     study: str

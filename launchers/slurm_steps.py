@@ -1,7 +1,6 @@
 """Starts workers by srun inside a Slurm job, on one node or several: directly, or through torchrun.
 
-A launch takes as few of the job's nodes as hold its workers, the first ones, and has all CPUs and GPUs of
-each, whatever its world size: cells of different sizes differ in nothing else.
+A launch has all CPUs and GPUs of its nodes: cells of different sizes differ in nothing else.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ class SlurmLauncher(Launcher):
     def from_environment(
         cls, environ: Mapping[str, str], workers_per_node: int | None = None
     ) -> SlurmLauncher:
-        """What the variables of the job say. `environ`: of a process on the job's first node, as its batch
-        script is; `workers_per_node`: at most (None: as many as the job has GPUs there). Raises ValueError:
-        this is no Slurm job, or a variable is missing or wrong."""
+        """`environ`: of a process on the job's first node; `workers_per_node`: at most (None: as many as the
+        job has GPUs there). ValueError: this is no Slurm job, or a variable is missing or wrong."""
         nodes, gpus = environ.get("SLURM_JOB_NUM_NODES", ""), environ.get("SLURM_GPUS_ON_NODE", "")
         if not nodes.isdecimal():
             raise ValueError(

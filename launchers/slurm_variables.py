@@ -17,9 +17,8 @@ themselves (from 32768 on Linux), and another one for each of the jobs that may 
 
 
 def first_host(node_list: str) -> str:
-    """The first name of a list in Slurm's syntax: `gpu-a01` of `gpu-a[01-03,7],login`. The same as `scontrol
-    show hostnames LIST | head -n 1`, which is not installed on every compute node. Raises ValueError: it
-    holds no name."""
+    """`gpu-a01` of `gpu-a[01-03,7],login`, as `scontrol show hostnames`, which is not installed on every
+    compute node. ValueError: it holds no name."""
     first = re.match(r"(?:[^,\[\]\s]|\[[^\[\]]+\])+", node_list)
     if first is None or node_list.strip() == NO_VALUE:
         raise ValueError(f"no host name in the node list {node_list!r}")
@@ -46,9 +45,8 @@ def _nodes(environ: Mapping[str, str]) -> str:
 def require_rank_0_there(
     environ: Mapping[str, str], rank: int, local_rank: int, local_world_size: int
 ) -> None:
-    """Refuses where rank 0 is not on the host where the ranks would meet, as SLURM_HOSTFILE may have it.
-    Slurm sorts its node lists; with a host file (`--distribution=arbitrary`) ranks go by its order. Raises
-    ValueError: naming both hosts, as far as they are known here."""
+    """ValueError: rank 0 is not on the host where the ranks would meet. Slurm sorts its node lists; with
+    SLURM_HOSTFILE (`--distribution=arbitrary`) ranks go by its order."""
     meeting = first_host(_nodes(environ))
     set_host, short = environ.get("MASTER_ADDR") or meeting, meeting.partition(".")[0]
     if set_host.partition(".")[0] != short:  # an address or another network's name: only rank 0 can tell

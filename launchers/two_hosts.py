@@ -2,12 +2,10 @@
 
     python -m launchers.two_hosts --rate 100mbit COMMAND [ARGUMENT]...
 
-starts the same command on both, as a user would who sits before two machines, and waits for both. They are
-named host1 and host2, and can reach each other and nothing else. The two directions of the link are limited
-each for itself (token bucket, tc-tbf(8)); `--delay` holds every packet back on its way (tc-netem(8)), if the
-kernel has that. Processor, memory and files are shared: the network is the only thing that is emulated.
-Nothing is left afterwards. SCALING_LINK_RATE and SCALING_LINK_DELAY tell the command what was asked for; a
-study records them.
+starts the same command on both, named host1 and host2, and waits. The two directions of the link are limited
+each for itself (token bucket, tc-tbf(8)); `--delay` holds every packet back (tc-netem(8)), if the kernel has
+that. The network is the only thing that is emulated. A study records SCALING_LINK_RATE and
+SCALING_LINK_DELAY.
 """
 
 from __future__ import annotations
@@ -154,9 +152,8 @@ def on_host(index: int, name: str, command: Sequence[str]) -> list[str]:
 
 
 def run(link: HostLink, command: Sequence[str]) -> int:
-    """Runs a command on both hosts at the same time; returns the first status that is not 0. What they print
-    goes to standard error. However this ends, both have ended. Raises RuntimeError: the hosts cannot be
-    made."""
+    """At the same time; returns the first status that is not 0. What they print goes to standard error.
+    However this ends, both have ended. RuntimeError: the hosts cannot be made."""
     environment = {**os.environ, **link.variables}
     with two_hosts(link) as names, contextlib.ExitStack() as stack:
         started = []

@@ -1,12 +1,8 @@
 """A zygote: one process that has imported everything a worker needs, and forks the workers of each launch.
 
-The command that runs a study starts it (`Zygote`), and sends it one launch at a time as a line of JSON. The
-zygote (`scaling.runtime.zygote`) forks the leader of the launch, with a session of its own, which forks the
-ranks, waits for them, and ends all of them when one has failed. All that is heard of a launch comes over one
-pipe, whose end says that the zygote and the leader are both gone.
-
-Who dies with whom, by the kernel's help (PR_SET_PDEATHSIG): the zygote with the command, the leader with the
-zygote, the ranks with the leader.
+It (`scaling.runtime.zygote`) gets a launch as a line of JSON and forks its leader, with a session of its own,
+which forks the ranks. All that is heard of a launch comes over one pipe, whose end says that both are gone.
+The zygote dies with the command, the leader with it, and the ranks with the leader (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -66,11 +62,10 @@ def killed_text(what: str, pid: int, number: int) -> str:
 
 
 class ForkedLaunch:
-    """A launch whose workers were forked; behaves as the `subprocess.Popen` of a launcher's process. `pid`:
-    of the leader, which is also the process group of the ranks; `rank_pids`: in their order, empty until all
-    are forked; `rank_codes`: of those that have ended, negative: the signal; `returncode`: None while it
-    runs, then that of the rank that failed first, or 0; `killed`: what was killed that is no rank, and by
-    which signal."""
+    """Behaves as the `subprocess.Popen` of a launcher's process. `pid`: of the leader, also the process group
+    of the ranks; `rank_pids`: empty until all are forked; `rank_codes`: of those that have ended;
+    `returncode`: of the rank that failed first, or 0; `killed`: what was killed that is no rank, and by which
+    signal."""
 
     def __init__(self, zygote: Zygote, pid: int) -> None:
         self._zygote = zygote
@@ -147,9 +142,8 @@ class Zygote:
         return not self._is_over and self._process.poll() is None
 
     def launch(self, spec: LaunchSpec, environment: Mapping[str, str], log: Path) -> ForkedLaunch:
-        """Has the workers of a launch forked; those of the one before have ended. `environment`: all of the
-        workers'; what libraries read when they are loaded is the zygote's. Raises ZygoteError: it is gone or
-        refuses; nothing was started."""
+        """Those of the one before have ended. `environment`: all of the workers'; what libraries read when
+        they are loaded is the zygote's. ZygoteError: it is gone or refuses; nothing was started."""
         request = {
             "world_size": spec.world_size,
             "threads": spec.threads,

@@ -1,11 +1,5 @@
 """Watches the ranks of a launch on one host, from a process of its own, whoever started them.
 
-    heartbeat    what a rank says of how far it is
-    judgement    who has left, who stands still, and who is behind: pure functions
-    peers        the watchers of several hosts in touch with each other
-    process      the watcher
-    start        starts and ends it
-
 One watcher a host, started by the first rank there: a thread of a rank could not run while that rank is
 stopped, or stuck in C code that holds the interpreter's lock, and a launcher is not on every host.
 """

@@ -1,9 +1,7 @@
 """What a rank says of how far it is: a page of memory that the watcher of its host reads.
 
-A step is one write to that page, so that what is measured does not notice. The page is a file without a name
-(memfd), which the watcher opens by the rank's pid and descriptor: nothing is left behind, however a rank
-ends. Python's stack is written behind the page when the watcher asks for it by SIGUSR2 (faulthandler), also
-while the rank is in C code.
+A step is one write, so that what is measured does not notice. The page is a file without a name (memfd):
+nothing is left behind. Python's stack is written behind it on SIGUSR2 (faulthandler), also in C code.
 """
 
 from __future__ import annotations

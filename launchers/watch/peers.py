@@ -1,9 +1,6 @@
 """The watchers of a launch's hosts in touch with each other: rank 0's decides, the others tell it and ask.
 
-Lines of JSON over TCP. A member says who it is (`token`, `host`, `ranks`), that a rank has left (`left`),
-that its ranks stand still (`still_s`), how they are (`seen`), and that it ends (`bye`). Rank 0's asks how
-they are (`ask`), gives the verdict (`verdict`), and says that it ends. A connection that ends without a `bye`
-means that the host has gone, with its ranks.
+Lines of JSON over TCP. A connection that ends without a `bye` means that the host has gone, with its ranks.
 """
 
 from __future__ import annotations

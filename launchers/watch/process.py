@@ -1,13 +1,9 @@
 """The watcher: a process of one host that looks at its ranks, and ends them when the launch cannot go on.
 
-1. It hears at once when a rank ends (pidfd). One that has not said that it leaves is named, with its exit
-   code; the others would wait for it in vain, and are killed.
-2. It looks at the ranks' heartbeats about once a second. When one has not moved for longer than it may
-   (`judgement`), the stacks of all are asked for, who is behind is named, and all are killed.
-3. On several hosts rank 0's watcher decides for all (`peers`): the first who left, and who is behind of all
-   ranks. Every host says the same, and ends its ranks. One that does not hear of it speaks for itself.
-
-It ends with the last rank. The run that was cut off is the run loop's business, which reads what was printed.
+It hears at once when a rank ends (pidfd); one that has not said that it leaves is named, and the others,
+which would wait in vain, are killed. About once a second it looks at the heartbeats; when one stands still
+for too long (`judgement`), stacks are asked for, who is behind is named, and all are killed. On several hosts
+rank 0's watcher decides for all (`peers`); one that does not hear of it speaks for itself.
 """
 
 from __future__ import annotations

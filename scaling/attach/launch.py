@@ -93,10 +93,9 @@ def run_arm(
     blocks: Blocks | None = None,
     until_epoch: bool = False,
 ) -> Run:
-    """Runs the command as this arm in the folder `cwd`; its records and its output go to `out`. With `blocks`
-    several arms are switched within it; `arm` is a name for the folder alone. With `until_epoch` it is not
-    over before an epoch of a loader has ended. Files from before `began_s` (seconds since the epoch; None:
-    now) are the user's, which stay as they are."""
+    """In the folder `cwd`; records and output go to `out`. With `blocks` several arms are switched within it;
+    `arm` names the folder alone. With `until_epoch` it is not over before an epoch of a loader has ended.
+    Files from before `began_s` (seconds since the epoch; None: now) stay as they are."""
     more: dict[str, str] = {}
     if row_of(arm).is_alone:
         if (changed := one_worker(command)) is not None:

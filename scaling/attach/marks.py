@@ -64,9 +64,8 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
 
 
 def _spans(marked: Sequence[Any], start_s: float) -> list[Span]:
-    """What is marked, the forward pass from the end of input to backward, and from backward to the update.
-    What runs inside another span is part of that, but for the script's own collectives in a backward pass
-    (synchronized batch normalization). Without input, the forward pass is from the start of the step."""
+    """The forward pass is from the end of input to backward. What runs inside another span is part of that,
+    but for the script's own collectives in a backward pass (synchronized batch normalization)."""
     spans: list[Span] = []
     after: list[tuple[float, float]] = []
     began_s = None if any(name == "input" for name, _, _ in marked) else start_s
@@ -116,9 +115,8 @@ def blocks_of(steps: Sequence[Sequence[Step]]) -> dict[str, dict[int, list[list[
 
 
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]]:
-    """The most frequent signature of a run, and the steps that have it after the warm-up, [rank][step]. A
-    step that is another one on any rank is left out on all of them, and so is one with a save that most have
-    not."""
+    """The most frequent signature of a run, and the steps that have it on all ranks after the warm-up,
+    [rank][step]; those with a save that most have not are left out."""
     signature, by_rank, others = _kinds(ranks)
     every = range(min(map(len, by_rank)))
     positions = [at for at in every if at not in others and all(own[at].block >= 0 for own in by_rank)]
@@ -147,8 +145,7 @@ def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) ->
 
 def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, str]:
     """How much longer the mean step is than the steady one, and what most of it is: a phase, or other work.
-    Steps of another kind (evaluations, saves, starts of an epoch) make it so, also where one is the first of
-    a block. Of the rank with the least; the phase is of the rank with the most, for which others wait."""
+    Of the rank with the least; the phase is of the rank with the most, for which others wait."""
     found: list[list[float]] = []
     _, by_rank, at_others = _kinds(ranks)
     for every, steps in zip(by_rank, steady(ranks)[1], strict=True):

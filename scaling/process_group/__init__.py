@@ -1,10 +1,8 @@
-"""The group of ranks that an aggregator is given.
+"""The group of ranks that an aggregator is given: it moves tensors between ranks and meters what this rank
+sends.
 
-An aggregator never touches torch.distributed: it gets a `Group`, which moves tensors between ranks and meters
-what this rank sends. `TorchGroup` does it over torch.distributed, `InProcessGroup` between threads of one
-process (tests, `scaling.conformance`). Where a launch has MPI or Horovod too, `group.over("mpi")` is the same
-ranks with messages carried by that (`MpiGroup`, `HorovodGroup`). `ThroughHostGroup` is for ranks that share
-GPUs.
+Over torch.distributed, between threads of one process (tests, `scaling.conformance`), through host memory for
+ranks that share GPUs, or by a library beside it: `group.over("mpi")`.
 """
 
 from scaling.process_group.base import Group, HostCounters, Message, Meter, PeerMemory

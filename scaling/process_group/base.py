@@ -33,11 +33,8 @@ class Message(NamedTuple):
 
 @dataclass
 class Meter:
-    """Bytes and messages that this rank has sent since the last reset; for several threads.
-
-    What an aggregator or an update copies to and from host memory counts too; what a library, or a group,
-    does underneath does not.
-    """
+    """Bytes and messages that this rank has sent since the last reset, copies to and from host memory too;
+    what a library or a group does underneath does not count. For several threads."""
 
     bytes_sent: int = 0
     messages_sent: int = 0
@@ -106,9 +103,8 @@ class Group(ABC):
 
     @abstractmethod
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
-        """A zeroed uint8 host tensor whose memory all ranks of the group see. Collective. `register`: pin the
-        memory for the CUDA driver, so that copies run at full speed. LaunchError: the ranks are on more than
-        one host, or the shared memory is too small."""
+        """Zeroed uint8, seen by all ranks of the group. Collective. `register`: pin it for the CUDA driver.
+        LaunchError: the ranks are on more than one host, or the shared memory is too small."""
 
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool]) -> None:

@@ -1,8 +1,7 @@
 """A group over torch.distributed: NCCL or Gloo for tensors, Gloo for the host's own business.
 
-Memory of one node's GPUs that all of its ranks map: torch's symmetric memory, plainly read and written.
-
-The multicast path of NVSwitch is never taken, and its switches in the environment are left as they are found.
+Memory that all GPUs of a node map is torch's symmetric memory. The multicast path of NVSwitch is never taken,
+and its switches in the environment are left as they are found.
 """
 
 from __future__ import annotations
@@ -75,11 +74,10 @@ _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class TorchGroup(Group):
-    """`data`: the process group that carries tensors (NCCL or Gloo); `control`: a Gloo group of the same
-    ranks, for barriers on the host and small objects; `peer_access`: False forbids every access to another
-    GPU's memory but NCCL's own, which obeys its environment; `has_failed`: whether any rank has failed since
-    the group was made, asked while waiting in vain; `libraries`: what the launch has besides: name -> makes
-    the group that it carries. Collective."""
+    """`data`: carries tensors (NCCL or Gloo); `control`: a Gloo group of the same ranks, for barriers on the
+    host and small objects; `peer_access`: False forbids access to other GPUs' memory but NCCL's own;
+    `has_failed`: whether any rank has, asked while waiting in vain; `libraries`: name -> makes its group.
+    Collective."""
 
     def __init__(
         self,

@@ -1,17 +1,8 @@
 """A group of ranks that share GPUs: what is on a GPU goes from rank to rank through host memory, over Gloo.
 
-NCCL refuses two ranks on one GPU, and Gloo sends and receives host memory alone. So
-
-1. what is sent is copied to pinned host memory, and waited for in the order of the current stream;
-2. Gloo carries it;
-3. what came is copied to the GPU in the order of the current stream, and waited for, so that the host memory
-   is free for the next call.
-
-The host waits in each call: no stream and no CUDA graph holds such a message. Pinned memory is kept, and
-grows with the largest call. Ranks of one host.
-
-Reference: torch's documentation of torch.distributed, table of backends (Gloo sends no CUDA tensors); NCCL,
-src/init.cc ("Duplicate GPU detected").
+NCCL refuses two ranks on one GPU (src/init.cc, "Duplicate GPU detected"), and Gloo sends host memory alone.
+The host waits in each call for both copies: no stream and no CUDA graph holds such a message. Pinned memory
+is kept, and grows with the largest call. Ranks of one host.
 """
 
 from __future__ import annotations

@@ -27,9 +27,8 @@ BENCHMARK_PAPER = (
 
 @dataclass(frozen=True)
 class DataShape:
-    """What a model and a data set must agree on: the shape of one sample, and the targets, 0 to
-    num_classes - 1. `tokens`: inputs are numbers of classes too, and each of them has a target, such as the
-    word that comes next in a text; otherwise a sample is of real numbers and has one target."""
+    """The shape of one sample, and targets 0 to num_classes - 1. `tokens`: inputs are numbers of classes too,
+    and each has a target; otherwise a sample is of real numbers and has one."""
 
     input_shape: tuple[int, ...]
     num_classes: int
@@ -91,18 +90,15 @@ class Dataset(ABC):
 
     @abstractmethod
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
-        """Reads it into host memory. Never downloads. `shape`: what `shape` gave; `num_samples`: training
-        samples that are needed at least, and `seed`: of data made on demand. DataError: a file is missing or
-        damaged."""
+        """Into host memory; never downloads. `num_samples`: training samples that are needed at least, and
+        `seed`: of data made on demand. DataError: a file is missing or damaged."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A network by name. `build`: (shape, parameters of the study...) -> module, its weights from torch's
-    global generator. It gives logits, [n, num_classes] or for tokens [n, *input_shape, num_classes];
-    parameters that need no gradient stay as they are. `shape`: the input it is made for; None if it adapts to
-    the data set; `dataset`: that it was published with; `source`: paper or file that defines it;
-    `parameters`: names and defaults of what a study may set; `loss`: what is minimized; `shape_of`: gives
+    """`build`: (shape, parameters of the study...) -> module, its weights from torch's global generator. It
+    gives logits, [n, num_classes] or for tokens [n, *input_shape, num_classes]. `shape`: None if it adapts to
+    the data set; `dataset`: that it was published with; `parameters`: names and defaults; `shape_of`: gives
     `shape`, of the parameters by name, where it depends on them."""
 
     name: str

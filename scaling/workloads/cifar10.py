@@ -1,9 +1,8 @@
 """CIFAR-10: the original batches of the "python version", found or downloaded, checked before they are read.
 
-They are looked for in $SCALING_DATA_DIR/cifar10 and then in the user's cache: in each as the unpacked folder
-`cifar-10-batches-py`, and then as the archive, which is never unpacked to disk. The first one found counts; a
-damaged or partial one is an error. The archive's own MD5 is asked of downloads alone: what is read is checked
-batch by batch, before it is unpickled, so that an archive packed anew is as good as the original.
+The unpacked folder `cifar-10-batches-py` is looked for before the archive, which is never unpacked to disk.
+What is read is checked batch by batch, before it is unpickled; the archive's own MD5 is asked of downloads
+alone, so that one packed anew is as good.
 """
 
 from __future__ import annotations
@@ -121,9 +120,8 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def parse_batch(content: bytes) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """Images [n, 3072] (red, green, blue, each 32 rows of 32) and labels [n], 0 to 9, of a file of the
-    "python version": a dictionary, pickled by Python 2 and numpy. DataError: it asks for more than numpy
-    arrays."""
+    """Images [n, 3072] (red, green, blue, each 32 rows of 32) and labels [n] of a file of the "python
+    version". DataError: it asks for more than numpy arrays."""
     # numpy's arrays are texts to Python 2: latin1 keeps every byte.
     values = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     images, labels = values["data"], values["labels"]

@@ -1,17 +1,14 @@
 """The published files of data sets: where they are looked for, downloaded, checked, and kept decoded.
 
 A file is looked for in $SCALING_DATA_DIR/<data set> and then in the user's cache; the first one found counts.
-A damaged one is an error and never passed over, nor overwritten: whoever put it there has to know.
+A damaged one is an error, never passed over nor overwritten: whoever put it there has to know.
 
-A download is written to `<name>.part` in the same folder, locked, so that any number of processes may
-download it. What an earlier try has left there is not asked for again (Range: R. Fielding et al., RFC 9110,
-14.2); a whole file must have the published MD5, and a resumed one that has not is begun anew, once; then it
-is renamed.
+A download is written to `<name>.part`, locked, so that any number of processes may download it, and goes on
+where an earlier try has ended (Range: RFC 9110, 14.2). A resumed file with the wrong MD5 is begun anew, once.
 
-Decoded arrays are in the user's cache: ranks map them into memory, the first one decodes. A file is a line of
-JSON (the arrays' shapes, the CRC-32 of what follows), then the arrays' bytes. Its name has a digest of the
-files that it was made of, with their sizes and times of change: if one of them is replaced, it is decoded
-anew. So is a damaged file of the cache; one that cannot be written is no error.
+Decoded arrays are in the user's cache, which ranks map into memory: a line of JSON (shapes, the CRC-32 of
+what follows), then the arrays' bytes. The name has a digest of the files that it was made of, with sizes and
+times of change. A damaged one is decoded anew; one that cannot be written is no error.
 """
 
 from __future__ import annotations

@@ -32,11 +32,9 @@ data_folders, read_checked, fetch_file = HOME.folders, HOME.read_checked, HOME.f
 
 
 def parse_idx(content: bytes) -> npt.NDArray[np.uint8]:
-    """The array in an uncompressed IDX file of bytes: a read-only view of `content`.
-
-    The format: two zero bytes, the type (8: unsigned byte), the number of axes, the length of each axis as a
-    big-endian 32-bit number, then the values, last axis fastest (http://yann.lecun.com/exdb/mnist/).
-    """
+    """The array in an IDX file of bytes, a read-only view: two zero bytes, the type (8: unsigned byte), the
+    number of axes, each axis as a big-endian 32-bit number, then the values
+    (http://yann.lecun.com/exdb/mnist/)."""
     # Asserts: whoever calls has compared the checksum.
     assert content[:3] == b"\x00\x00\x08"
     num_axes = content[3]

@@ -1,10 +1,7 @@
 """Name -> model, name -> data set: built-ins, entry points of other packages, or `module:attribute`.
 
-Any function or class that gives a torch module as a model: `module:callable` in a study.
-
-The input and the loss are what `scaling.workloads.base.declares` said of it. Where it says nothing, as those
-of torchvision and timm, the input is the data set's, and the loss the mean cross-entropy. A study's
-parameters are its keyword arguments; an argument called `shape` that they leave out is given the `DataShape`.
+Of a `module:callable` without `scaling.workloads.base.declares` the input is the data set's, and the loss the
+mean cross-entropy. An argument called `shape` that the study leaves out is given the `DataShape`.
 """
 
 from __future__ import annotations
@@ -124,9 +121,8 @@ def create_dataset(name: str, parameters: Mapping[str, Any] | None = None) -> Da
 
 
 def create_model(name: str, parameters: Mapping[str, Any] | None = None) -> Model:
-    """The model of that name; its `parameters` are the defaults overridden by the given ones, which are
-    checked against the annotations of its `build`, or the default's type where there are none. StudyError:
-    the name is unknown, or a parameter is unknown or of the wrong type or value."""
+    """Its `parameters` are the defaults overridden by the given ones. StudyError: the name is unknown, or a
+    parameter is unknown or of the wrong type or value."""
     model = MODELS.load(name)
     if callable(model):
         return model_of(name, model, parameters or {})
@@ -155,9 +151,8 @@ def _annotation(model: Model, parameter: str) -> Any:
 
 
 def build_module(model: Model, shape: DataShape) -> nn.Module:
-    """The network for data of that shape (`resolve_shape`), in host memory, with random weights from torch's
-    global generator: inputs [n, *input_shape] -> logits [n, num_classes], of tokens [n, *input_shape,
-    num_classes]."""
+    """In host memory, with random weights from torch's global generator: inputs [n, *input_shape] -> logits
+    [n, num_classes], of tokens [n, *input_shape, num_classes]."""
     return model.build(shape, **model.parameters)
 
 

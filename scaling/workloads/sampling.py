@@ -1,23 +1,13 @@
 """Which samples a rank trains on in which step, and how they are augmented: functions of seed and epoch
 alone.
 
-World sizes and aggregators are compared on the same sequence of global batches:
+Rank r of n trains on the r-th of n equal contiguous slices of every global batch. Images get 4 pixels of
+zeros on each side, are cut to their old size at one of 9 x 9 places, all equally likely, and mirrored with
+probability 1/2. Numbers for every sample are drawn on the host once an epoch: what happens to a sample does
+not depend on the batch, the rank or the world size. Images are normalised before, so that the zeros are the
+mean colour.
 
-1. shuffle all samples with a generator seeded from (seed, epoch);
-2. cut the order into global batches; the last incomplete one is dropped;
-3. rank r of n trains on the r-th of n equal contiguous slices of every global batch.
-
-The usual augmentation of small images: every image gets 4 pixels of zeros on each side, a window of its old
-size is cut out of that at one of 9 x 9 places, all equally likely, and mirrored left to right with
-probability 1/2. Numbers for every sample of the training split are drawn on the host once an epoch, and
-indexed like the samples, so that what happens to a sample does not depend on the batch, the rank or the world
-size. Images are normalised before, so that the zeros are the mean colour.
-
-    variations = epoch_variations(len(train), seed, epoch).to(device)
-    inputs = crop_and_flip(train.inputs[samples], variations[samples])
-
-Reference: K. He, X. Zhang, S. Ren, J. Sun, "Deep residual learning for image recognition" (2015), arXiv
-1512.03385, section 4.2.
+Reference: K. He et al., "Deep residual learning for image recognition", arXiv 1512.03385, section 4.2.
 """
 
 from __future__ import annotations
@@ -42,9 +32,8 @@ def seeded_generator(seed: int, *stream: int) -> torch.Generator:
 
 
 def epoch_batches(num_samples: int, global_batch: int, seed: int, epoch: int) -> Tensor:
-    """The global batches of one epoch (from 0), in order: sample indices [num_samples // global_batch,
-    global_batch], int64, on the host. The samples that are left over differ from epoch to epoch. StudyError:
-    the global batch is not between 1 and `num_samples`, or the seed is negative."""
+    """Sample indices [num_samples // global_batch, global_batch] of one epoch (from 0), int64, on the host.
+    StudyError: the global batch is not between 1 and `num_samples`, or the seed is negative."""
     if not 1 <= global_batch <= num_samples:
         raise StudyError(
             f"global batch {global_batch} does not fit {num_samples} training samples; "
@@ -56,8 +45,7 @@ def epoch_batches(num_samples: int, global_batch: int, seed: int, epoch: int) ->
 
 
 def shard(batches: Tensor, rank: int, world_size: int) -> Tensor:
-    """The part of every global batch of `epoch_batches` that one rank trains on: a view [num_batches,
-    global_batch / world_size]; side by side in the order of ranks, the shards are `batches`. StudyError: the
+    """One rank's part of every global batch: a view [num_batches, global_batch / world_size]. StudyError: the
     world size does not divide the global batch."""
     assert 0 <= rank < world_size
     global_batch = batches.shape[1]

@@ -1,16 +1,10 @@
 """`text`: the bytes of a file or folder, for models of tokens: no tokenizer, no download, 256 tokens.
 
-1. The files of a folder, those of its subfolders too, are put one behind the other in the order of their
-   names.
-2. The bytes are cut into pieces of the model's context; the target of each byte is the next one.
-3. The first nine tenths of the pieces are trained on, the last tenth is the test split: a split by position,
-   so that no test text is close to one that was learned.
-
-Without a path it is what every machine has: the modules of Python's own standard library, as far as they
-are files of Python directly in its folder. They differ between versions of Python; the checksum's name tells
-the version.
-
-The test loss is in nats a byte; divided by ln 2 it is in bits a byte, which compares models of any tokenizer.
+Files of a folder and its subfolders follow each other by name. The bytes are cut into pieces of the model's
+context; the target of each byte is the next one. The last tenth is the test split: by position, so that no
+test text is close to one that was learned. Without a path it is the modules of Python's standard library,
+directly in its folder; the checksum's name tells the version. The loss in nats a byte, divided by ln 2,
+compares models of any tokenizer.
 """
 
 from __future__ import annotations

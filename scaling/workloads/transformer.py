@@ -1,12 +1,8 @@
 """Transformers for texts: `gpt`, the decoder of GPT-2 in three sizes.
 
-Token and position embeddings are added; each block adds attention, then two linear layers, each of what a
-layer normalisation gives; the head is the token embedding itself ("tied"), without a bias. There is no
-dropout, as in today's training of one pass over the data.
-
-References: A. Radford et al., "Language models are unsupervised multitask learners", 2019, and its published
-code (openai/gpt-2, src/model.py): sizes, order of the normalisations, weights; A. Karpathy's minGPT, model.py
-(gpt-nano).
+The head is the token embedding itself ("tied"), without a bias. There is no dropout, as in today's training
+of one pass over the data. References: A. Radford et al., "Language models are unsupervised multitask
+learners", 2019, and openai/gpt-2, src/model.py; A. Karpathy's minGPT, model.py (gpt-nano).
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Python runs this at start where its folder is first on PYTHONPATH: it guards files; torch brings the agent.
-
-It imports nothing of this project, so the script's own packages are the ones that it finds without it.
+"""Python runs this at start where its folder is first on PYTHONPATH. It imports nothing of this project, so
+the script's own packages are the ones that it finds without it.
 """
 
 import _thread

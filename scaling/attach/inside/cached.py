@@ -16,9 +16,8 @@ COPIES = 4  # given in turn, so that batches which are in use at the same time s
 
 
 class Repeats:
-    """A batch that stays as it is, whatever the script does to what it gets. Copies are given in turn. A copy
-    that the script has changed in place is made anew before it is given again; torch counts such changes, but
-    not those through numpy or `.data`."""
+    """Copies of a batch, given in turn. One that the script has changed in place is made anew before it is
+    given again; torch counts such changes, but not those through numpy or `.data`."""
 
     def __init__(self, batch: Any) -> None:
         self._kept = copied(batch)

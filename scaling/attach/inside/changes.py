@@ -49,10 +49,9 @@ def _done(tensors: Any) -> Any:
 
 @contextmanager
 def without_bitmap(agent: Agent, model: Any) -> Iterator[None]:
-    """A model that is wrapped meanwhile does not exchange which parameters a step has used, in such arms.
-    With `find_unused_parameters` DDP's reducer does so in every backward pass and waits for all ranks. Here
-    the reducer has a group that asks the arm. The module keeps the script's group: it compares the shapes of
-    all ranks' parameters by it and sends those of rank 0 to the others."""
+    """With `find_unused_parameters` DDP's reducer exchanges in every backward pass which parameters a step
+    has used; here it has a group that asks the arm. The module keeps the script's group, to send parameters
+    to the others."""
     module: Any = dist  # where DDP looks the reducer up
     original = module.Reducer
 

@@ -1,7 +1,4 @@
-"""What the processes of a run have written in place of older files, and which paths they have removed.
-
-It has the standard library alone, as the guard.
-"""
+"""What the processes of a run have written in place of older files, and removed: standard library alone."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ from typing import Any
 
 
 class Copies:
-    """In the run's folder, for all its processes. `instead/` has one copy for each older file that was
-    written to, named by what identifies that file. `removed-HOST-PID` has a line for each path that was
-    removed. Files from before `began_s` are older."""
+    """In the run's folder: `instead/` has one copy for each older file (before `began_s`) that was written
+    to, named by what identifies it; `removed-HOST-PID` a line for each path that was removed."""
 
     def __init__(self, out: str, began_s: float) -> None:
         self._out, self._began_s = out, began_s

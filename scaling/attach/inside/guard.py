@@ -1,6 +1,5 @@
-"""What was there before the command is neither deleted nor written over by Python, in any process of a run.
-
-It is there from the start of each Python on, before torch is, and has the standard library alone.
+"""What was there before the command is neither deleted nor written over by Python, in any process of a run:
+there from its start, before torch is, with the standard library alone.
 """
 
 from __future__ import annotations
@@ -52,10 +51,9 @@ class _Builtin:
 
 
 class Guard:
-    """Of one process, and of those that it forks. Calls that would delete, replace or write over an older
-    file do nothing, or write to a copy, which later reads of that file are given, in all processes of the
-    run. Each path that is kept is a line of a file `kept-HOST-PID`; each that is new, of `made-HOST-PID`:
-    what is there after the run is moved to its folder."""
+    """Calls that would delete, replace or write over an older file do nothing, or write to a copy, which
+    later reads are given in all processes of the run. Each path that is kept is a line of a file
+    `kept-HOST-PID`; each that is new, of `made-HOST-PID`: moved to the run's folder afterwards."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._out, self._began_s = str(order["out"]), float(order["began_s"])

@@ -1,7 +1,7 @@
 """Which arm is on in which step: blocks of a few steps, the arms of a round in random order.
 
-All ranks draw the same orders from a seed and count the same steps, so they need not ask one another which
-arm is on. They agree by the store on two numbers alone: the steps of a block, and the last round.
+All ranks draw from one seed and agree by the store on two numbers alone: steps of a block, and the last
+round.
 """
 
 import time
