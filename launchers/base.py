@@ -129,8 +129,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
-        """The command line that starts the workers; it ends when they have ended. Raises ValueError: the
-        nodes do not hold them."""
+        """It ends when the workers have ended. ValueError: the nodes do not hold them."""
 
     def environment(self, spec: LaunchSpec) -> dict[str, str]:
         """The variables that the launch adds to the environment, which is passed through whole."""
@@ -145,8 +144,7 @@ class Launcher(ABC):
         }
 
     def before_start(self) -> None:  # noqa: B027  # most need nothing
-        """To be called before each launch; most have nothing to wait for. Raises ValueError: none can be
-        started now."""
+        """To be called before each launch; most wait for nothing. ValueError: none can be started now."""
 
     def why_not_started(self, log: str) -> str | None:
         """Why no worker began, from what a launch printed; None: the launch is tried once more."""

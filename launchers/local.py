@@ -16,8 +16,7 @@ from launchers.rank_info import LAUNCHER_VARIABLE
 
 @dataclass(frozen=True)
 class TorchrunLauncher(Launcher):
-    """torchrun on this host: c10d rendezvous on a free loopback port. It restarts no worker: the study's run
-    loop starts a new launch for what is left."""
+    """torchrun on this host. It restarts no worker: the run loop starts a new launch for what is left."""
 
     name = "torchrun"
 

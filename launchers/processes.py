@@ -63,8 +63,7 @@ def start(
 def start_any(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], folder: Path
 ) -> subprocess.Popen[bytes]:
-    """Starts a command that is no launcher's: all that it starts ends with it (`launchers.keeper`).
-    `command`, `environment`, `output`, `folder`: as of `start`. Raises OSError: it does not start."""
+    """All that it starts ends with it (`launchers.keeper`). As of `start`. OSError: it does not start."""
     reader, writer = os.pipe()
     keeper = str(Path(__file__).with_name("keeper.py"))
     try:
@@ -82,8 +81,7 @@ def start_any(
 def run_to_end(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], limit_s: float
 ) -> int | None:
-    """Starts a command, waits for it and returns its exit code; None if it ran past the limit. `limit_s`:
-    seconds after which it is ended with all that it started, as on Ctrl-C."""
+    """Its exit code; None if it ran past `limit_s` seconds and was ended with all that it started."""
     process = start(command, environment, output)
     try:
         return process.wait(limit_s)
@@ -153,8 +151,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def end(process: Running) -> None:
-    """Ends a launch and everything it started, in sessions of its own too. The launch and its group are asked
-    first; what outlives the launch, which has to wait for it, is killed."""
+    """With sessions of its own too. It is asked first; what outlives the launch is killed."""
     below = []
     for pid in [] if process.poll() is not None else descendants(process.pid):
         with suppress(OSError):  # it has ended

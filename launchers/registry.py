@@ -30,8 +30,7 @@ def targets() -> dict[str, str]:
 
 
 def launcher_class(name: str) -> type[Launcher]:
-    """The launcher of that name, or the class that `module:Class` names. Raises ValueError: there is none;
-    the message lists those that there are."""
+    """Of that name, or `module:Class`. ValueError: there is none; lists those that there are."""
     known = targets()
     target = known.get(name, name)
     module, colon, attribute = target.partition(":")

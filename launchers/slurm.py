@@ -83,8 +83,7 @@ class JobOptions:
 
 
 def seconds_of(time: str) -> int:
-    """Seconds of a time in one of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises ValueError: it is
-    of another form."""
+    """Of M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. ValueError: another form."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII)
     if match is None:
         raise ValueError(f"time {time!r} is not of Slurm's form; write HH:MM:SS, or D-HH:MM:SS")
@@ -257,8 +256,7 @@ class SubmitError(ValueError):
 
 
 def submit(script: str) -> str:
-    """Submits a job to be run in the current folder; returns its id. Raises SubmitError: with what sbatch
-    says."""
+    """From the current folder; returns the job's id. SubmitError: with what sbatch says."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"],

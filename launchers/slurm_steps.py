@@ -24,8 +24,6 @@ PORT_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class SlurmLauncher(Launcher):
-    """One job's way of starting launches."""
-
     leaves_the_rest = True
 
     workers_per_node: int
@@ -84,8 +82,7 @@ class SlurmLauncher(Launcher):
         }
 
     def before_start(self) -> None:
-        """To be called before each launch: waits until the one before has given the port back. Raises
-        ValueError: something else holds it."""
+        """Waits until the launch before has given the port back. ValueError: something else holds it."""
         deadline = time.monotonic() + PORT_WAIT_S
         while not port_is_free(self.port):
             if time.monotonic() > deadline:
@@ -110,8 +107,7 @@ class SlurmLauncher(Launcher):
 
 
 def nodes_for(world_size: int, workers_per_node: int) -> int:
-    """The number of nodes that a launch takes: as few as hold it. Raises ValueError: the workers cannot be
-    spread evenly over them."""
+    """As few as hold the launch. ValueError: the workers cannot be spread evenly over them."""
     nodes = -(-world_size // workers_per_node)
     if world_size % nodes:
         raise ValueError(

@@ -26,8 +26,7 @@ def first_host(node_list: str) -> str:
 
 
 def task_counts(text: str) -> list[int]:
-    """Tasks on each node, in order: [2, 2, 1] of Slurm's `2(x2),1`. Raises ValueError: it is of another
-    form."""
+    """On each node: [2, 2, 1] of Slurm's `2(x2),1`. ValueError: another form."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -76,8 +75,7 @@ def _host_of_rank_0(environ: Mapping[str, str], rank: int) -> str | None:
 
 
 def rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Host and port at which workers meet: MASTER_ADDR and MASTER_PORT where they are set, else derived.
-    Raises ValueError: a variable is missing or is nothing of its kind; named in the message."""
+    """MASTER_ADDR and MASTER_PORT where they are set, else derived. ValueError: names a wrong variable."""
     host = environ.get("MASTER_ADDR") or first_host(_nodes(environ))
     port, job_id = environ.get("MASTER_PORT", ""), environ.get("SLURM_JOB_ID", "")
     if port and not (port.isdecimal() and 0 < int(port) < 65_536):

@@ -110,8 +110,7 @@ def set_up_commands(names: Sequence[str], link: HostLink) -> list[list[str]]:
 
 @contextlib.contextmanager
 def two_hosts(link: HostLink) -> Iterator[tuple[str, str]]:
-    """Two hosts for as long as the context lasts; yields the names of their namespaces. Raises RuntimeError:
-    they cannot be made; what the system said of it."""
+    """Yields the names of their namespaces. RuntimeError: they cannot be made; what the system said."""
     names = (f"scaling-{os.getpid()}-1", f"scaling-{os.getpid()}-2")
     try:
         _make(names, link)

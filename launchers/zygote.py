@@ -101,8 +101,7 @@ class ForkedLaunch:
 
 
 class Zygote:
-    """The command's side of a zygote. Starting it returns at once; it imports in the background. `modules`:
-    what workers run (`LaunchSpec.module`) and what else is to be imported."""
+    """Starting it returns at once. `modules`: what workers run and what else is to be imported."""
 
     def __init__(self, modules: Sequence[str], environment: WorkerEnvironment = THIS_ENVIRONMENT) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
@@ -226,8 +225,7 @@ class Zygotes:
         self._prepared: list[Zygote] = []
 
     def begin(self, num_repeats: int = 1) -> None:
-        """Starts those of the next repeats, which import at once while the command does other things. One
-        that has forked already, a trial's, counts: its repeat is the first."""
+        """They import at once. One that has forked already, a trial's, is the first repeat's."""
         num_started = len(self._prepared) + (self._zygote is not None)
         for _ in range(num_started, min(num_repeats, STARTED_AT_ONCE)):
             self._prepared.append(Zygote(self._modules, self._environment))

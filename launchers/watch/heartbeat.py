@@ -128,8 +128,7 @@ def stat_fields(pid: int) -> list[str]:
 
 
 class Reader:
-    """Reads the page of a rank of this host. `descriptor`: of the page, opened for reading alone: it has a
-    place of its own in the file."""
+    """`descriptor`: of a rank's page, opened for reading alone: it has a place of its own in the file."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (as long as this)

@@ -55,8 +55,7 @@ class Pace:
         self._moved_s = now_s
 
     def limit_s(self, *, stopped: bool) -> float:
-        """How long the rank may go without moving. `stopped`: it is, by a signal: no phase takes time
-        then."""
+        """`stopped`: the rank is, by a signal: no phase takes time then."""
         timeout_s = self._last.stall_timeout_s
         if timeout_s == 0:
             return float("inf")
@@ -70,8 +69,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Seen:
-    """A rank, when a launch stands still. `frames`: its main thread's, newest call first, as faulthandler
-    writes them."""
+    """`frames`: the main thread's, newest call first, as faulthandler writes them."""
 
     position: Position
     stopped: bool
@@ -148,8 +146,7 @@ def gone_report(host: str, ranks: Sequence[int]) -> str:
 
 
 def left_report(rank: int, status: int | None, position: Position, host: str) -> str:
-    """What a watcher says of a rank that has left without a word. `status`: as waitpid gives it (None: it is
-    not known)."""
+    """`status`: as waitpid gives it (None: it is not known)."""
     return f"rank {rank} left first on {host}, {_ending(status)}, in {position.describe()}"
 
 

@@ -69,8 +69,7 @@ class _Channel:
 
 
 class Peers:
-    """The other hosts' watchers. Without any it hears and says nothing. `decides`: this is rank 0's watcher,
-    or the only one."""
+    """Without any it hears and says nothing. `decides`: this is rank 0's watcher, or the only one."""
 
     def __init__(self) -> None:
         self.decides = True

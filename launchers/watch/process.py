@@ -59,8 +59,7 @@ class _Rank:
 
 
 class Watcher:
-    """Watches the ranks of this host to their end. `ranks`: of each: rank, pid, and the descriptors of its
-    process and of its page."""
+    """`ranks`: of each of this host: rank, pid, and the descriptors of its process and of its page."""
 
     def __init__(self, ranks: Sequence[Sequence[int]], num_ranks: int, host: str, peers: Peers) -> None:
         self._num_ranks, self._host, self._peers = num_ranks, host, peers
@@ -136,8 +135,7 @@ class Watcher:
         return left_report(first.number, statuses[first.number], first.reader.position(), self._host)
 
     def _end(self, lines: Sequence[str], leave_s: float = 0.0) -> None:
-        """Says the verdict, here and to the others, and ends the ranks unless their launcher does. `lines`:
-        what this watcher has found, or heard of the one that decides."""
+        """Here and for others; ends the ranks unless their launcher does. `lines`: found here, or heard."""
         if not self._peers.decides:
             self._peers.say(left=list(lines))
             answer = self._next_message(time.monotonic() + ANSWER_S, "verdict")
@@ -199,8 +197,7 @@ class Watcher:
         self._kill()
 
     def _seen(self) -> dict[int, Seen]:
-        """How the ranks of this host are. A stopped rank goes on to write its stack. Where it was is read
-        before, and the others are stopped: none finishes the step, or its cell."""
+        """Stopped ranks write their stacks too; positions are read before, so that none finishes the step."""
         members = sorted(self._ranks.values(), key=lambda member: member.number)
         where = {member.number: (member.reader.position(), member.is_stopped()) for member in members}
         stopped = [member for member in members if where[member.number][1] and member.can_write_stack()]

@@ -88,8 +88,7 @@ LAUNCHED_AT_ONCE = {
     "mpich": "PMI_RANK",
     "srun": "SLURM_STEP_ID",
 }
-"""Table of `rank_info` -> a variable of the launcher itself, which starts all ranks of a host as its
-children; without it somebody may start them by hand, one by one."""
+"""Table of `rank_info` -> a variable of a launcher that starts all ranks of a host as its children."""
 
 
 @dataclass
@@ -129,8 +128,7 @@ class Present:
         return None
 
     def _is_at_once(self) -> bool:
-        """Whether a launcher starts all ranks of this host as its children: not by hand, where they come
-        within SCALING_JOIN_TIMEOUT_S, and with no program between it and each rank."""
+        """Whether a launcher starts all ranks here as its children, with no program between it and each."""
         has_launcher = LAUNCHED_AT_ONCE.get(self.info.table, "") in os.environ
         return has_launcher and self._rank_of(os.getppid()) is None
 

@@ -17,8 +17,6 @@ LEAST_SAME = 3  # first batches that are the same on all ranks: fewer may be by 
 
 @dataclass(frozen=True)
 class Rare:
-    """What a script does in some steps only."""
-
     kind: str
     ranks: tuple[int, ...]  # that do it; none where all do
     count: int

@@ -66,7 +66,6 @@ def _claimed(candidates: Sequence[Finding], spread: float) -> list[Finding]:
 
 
 def _of_slow_ranks(measured: Measured, slow: SlowRank | None, spread: float) -> Iterator[Finding]:
-    """One rank, or ranks that take turns at being last: for the size of their batches where that is seen."""
     if slow is not None:
         kind = "uneven" if slow.has_larger_batch else "slow_rank"
         yield _found(kind, slow.longer_ratio, ranks=list(slow.ranks), phase=slow.phase)
@@ -209,7 +208,6 @@ def _of_other_steps(measured: Measured, spread: float) -> Iterator[Finding]:
 
 
 def _of_work(measured: Measured) -> Iterator[Finding]:
-    """Ranks that do one another's work, and what is done in every step."""
     world_size = len(measured.ranks)
     for kind, is_so in (("not_exchanged", facts.exchanges_nothing), ("no_sampler", facts.same_samples)):
         if is_so(measured):
@@ -220,7 +218,6 @@ def _of_work(measured: Measured) -> Iterator[Finding]:
 
 
 def long_steps_finding(measured: Measured) -> Finding:
-    """What to look for in steps over twice the usual time."""
     least, _, in_input = measured.long_steps_found()
     return _found("long_steps", least, in_input=in_input > MOSTLY_INPUT, **facts.loader_starts(measured))
 

@@ -71,8 +71,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How arms are switched within one process."""
-
     arms: tuple[str, ...]
     seed: int
     budget_s: float  # seconds of rounds, after which no further one but one begins

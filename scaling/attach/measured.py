@@ -55,7 +55,6 @@ class Saved:
 
     @property
     def change(self) -> str:
-        """The change of a step's time, as `-12.3% ± 0.8%`."""
         return f"{-self.ratio:+.1%}{self._half_text}"
 
     @property

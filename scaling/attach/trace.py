@@ -19,8 +19,6 @@ LATE_RATIO = 0.7  # the late rank comes last to so many of the collectives
 
 @dataclass(frozen=True)
 class Traced:
-    """Per step, the median rank."""
-
     num_steps: int
     step_s: float  # first kernel to the end of the last. The profiler slows the host: longer than usual
     nccl_s: float
@@ -80,7 +78,6 @@ def _interval(event: dict[str, Any]) -> tuple[float, float]:
 
 
 def _covered_s(events: Iterable[dict[str, Any]]) -> float:
-    """In which one of them runs, or more."""
     merged: list[tuple[float, float]] = []
     for start, stop in sorted(map(_interval, events)):
         if merged and start <= merged[-1][1]:

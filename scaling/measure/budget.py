@@ -136,7 +136,6 @@ def step_budgets(ranks: Sequence[RankStep]) -> list[StepBudget]:
 
 
 def _exchanges(step: RankStep) -> list[Span]:
-    """Its spans of `communicate`, in the order of their starts."""
     exchanges = [span for span in step.spans if _is_exchange(span)]
     return sorted(exchanges, key=lambda span: (span.start_s, span.stop_s))
 

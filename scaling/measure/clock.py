@@ -17,8 +17,7 @@ ANCHOR_TRIES = 5
 
 
 class Anchor(NamedTuple):
-    """A mark with a known time on the host's monotonic clock. `host_s`: when it was, in seconds of
-    `time.perf_counter`; `uncertainty_s`: `host_s` is off by no more."""
+    """`host_s`: of the mark, of `time.perf_counter`; it is off by no more than `uncertainty_s`."""
 
     mark: Any
     host_s: float
@@ -26,8 +25,7 @@ class Anchor(NamedTuple):
 
 
 class MonotonicClock:
-    """Takes marks now and tells the time between two of them later. `chain_s`: a mark costs so much that two
-    phases which follow each other within this time on the host share one."""
+    """`chain_s`: two phases that follow each other within this time share a mark, which costs so much."""
 
     chain_s = 0.0
     is_asynchronous = False

@@ -120,8 +120,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def require_same(recorded: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
-    """Refuses to add measurements of one environment to those of another. Raises StoreError: naming the first
-    field that differs, with both values."""
+    """StoreError: names the first field that differs, with both values."""
     known = [key for key in IDENTITY_WHERE_KNOWN if None not in (recorded.get(key), current.get(key))]
     for key in (*IDENTITY, *known):
         if difference := _first_difference(recorded.get(key), current.get(key), key):

@@ -17,8 +17,7 @@ OWN_STATISTICS = Path("/proc/self/schedstat")
 
 @dataclass(frozen=True)
 class HostReading:
-    """One look at this process. `queued_s`: its main thread's since the process began; None where the kernel
-    does not count it."""
+    """`queued_s`: its main thread's since the process began; None where the kernel does not count it."""
 
     at_s: float
     cpu_s: float

@@ -76,8 +76,7 @@ class StepSample:
 
 
 class PhaseRecorder(Marks):
-    """Marks steps and their phases on a clock; phases of a lane do not nest, and one may come several times.
-    `uncertainty_s`: how far `start_s` of the samples taken so far may be off the host's clock."""
+    """Phases of a lane do not nest. `uncertainty_s`: how far `start_s` may be off the host's clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -102,8 +101,7 @@ class PhaseRecorder(Marks):
             self._spans, self._open = None, {}
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """A phase of the step under way, on the lane `main`. Raises ValueError: the name is not in PHASES,
-        another phase of the lane is open, or no step is."""
+        """On `main`. ValueError: not in PHASES, another phase of the lane is open, or no step is."""
         return _Span(self, name, "main")
 
     def on_lane(self, lane: Lane) -> PhaseMarker:

@@ -39,8 +39,7 @@ THROTTLE_REASONS = {
     0x40: "thermal, by the hardware",
     0x80: "power brake",
 }
-"""Bits of NVML's clock event reasons that mean slower than the GPU could be. Left out are 0x1, idle, and 0x2
-and 0x100, clocks as somebody set them."""
+"""Bits of NVML's clock event reasons; without 0x1, idle, and 0x2 and 0x100, clocks as somebody set them."""
 
 THROTTLE_POLICIES = {0: "power cap", 1: "thermal", 2: "sync boost", 3: "board limit", 5: "reliability"}
 """NVML's performance policies (nvmlPerfPolicyType_t) whose times count the clocks that were held down."""
@@ -81,8 +80,7 @@ class Reading:
 
 
 class GpuReader:
-    """Reads one GPU. Made by `open_device`. `nvml`: NVML's module, initialized; it stays so until the process
-    ends."""
+    """Made by `open_device`. `nvml`: NVML's module, initialized; it stays so until the process ends."""
 
     def __init__(self, nvml: Any, handle: Any, own_pids: Collection[int]) -> None:
         self._ask = Asker(nvml)

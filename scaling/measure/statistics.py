@@ -59,8 +59,7 @@ def median_of(values: Sequence[float]) -> float:
 
 
 def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
-    """The median of all samples, with the interval that the number of launches allows. Raises ValueError:
-    there is no sample at all."""
+    """With the interval that the number of launches allows. ValueError: there is no sample at all."""
     groups = [np.asarray(launch, dtype=float) for launch in launches if len(launch)]
     if not groups:
         raise ValueError("no samples: a median needs one at least")
@@ -73,8 +72,7 @@ def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
 
 
 def interval_of_launches(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The 95% t interval of two or more launches' values, on the log scale; (None, None) where one is not
-    positive: then it is no time."""
+    """The 95% t interval on the log scale; (None, None) where a value is not positive: then it is no time."""
     if min(values) <= 0:
         return None, None
     logs = np.log(values)

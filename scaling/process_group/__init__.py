@@ -1,5 +1,4 @@
-"""The group of ranks that an aggregator is given: it moves tensors between ranks and meters what this rank
-sends.
+"""The group of ranks that an aggregator is given: it moves tensors, and meters what this rank sends.
 
 Over torch.distributed, between threads of one process (tests, `scaling.conformance`), through host memory for
 ranks that share GPUs, or by a library beside it: `group.over("mpi")`.

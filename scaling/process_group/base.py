@@ -129,16 +129,14 @@ class Group(ABC):
 
     @abstractmethod
     def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
-        """Memory of that size on every rank that all of them can read. Collective. LaunchError: the ranks
-        cannot, or the study forbids it."""
+        """That all ranks can read. Collective. LaunchError: the ranks cannot, or the study forbids it."""
 
     def carries(self, library: str) -> bool:
         """Whether the launch offers that library for `over`; it may still turn out to be unusable."""
         return False
 
     def over(self, library: str) -> Group:
-        """The same ranks with messages carried by "mpi" or "horovod"; metered here. Collective at first use.
-        LaunchError: this launch does not have it."""
+        """By "mpi" or "horovod"; metered here. Collective at first use. LaunchError: this launch lacks it."""
         hint = HOW_TO_BRING.get(library, f"known are {', '.join(HOW_TO_BRING)}")
         raise LaunchError(f"{library} cannot be used by these ranks: {hint}")
 
@@ -173,8 +171,7 @@ class Group(ABC):
         return shard
 
     def all_gather(self, tensor: Tensor) -> None:
-        """Brings every rank's shard of `tensor`, [world_size * shard elements], to all, in place; metered as
-        `reduce_scatter` is."""
+        """Of [world_size * shard elements], in place; metered as `reduce_scatter` is."""
         if self.world_size > 1 and tensor.numel():
             shard = tensor.view(self.world_size, -1)[self.rank]
             self.meter.count(shard.nbytes * (self.world_size - 1), self.world_size - 1)

@@ -61,8 +61,7 @@ bfloat16 it would add the raw bits."""
 
 
 class MpiGroup(DelegatedGroup):
-    """All-reduce, broadcast and messages of host tensors by mpi4py's buffer calls. `communicator`: mpi4py's,
-    of these ranks in this order; the group's own from now on."""
+    """`communicator`: mpi4py's, of these ranks in this order; the group's own from now on."""
 
     library = "mpi"
 
@@ -123,8 +122,7 @@ CARRIED = (torch.float32, torch.float64, torch.float16)
 
 
 class HorovodGroup(DelegatedGroup):
-    """Means over the ranks by `hvd.allreduce`, and the optimizer that takes them by itself. `hvd`: the module
-    horovod.torch, started; `description`: how Horovod's ranks are connected."""
+    """`hvd`: the module horovod.torch, started; `description`: how Horovod's ranks are connected."""
 
     library = "horovod"
 
@@ -158,8 +156,7 @@ class HorovodGroup(DelegatedGroup):
                 self.meter.count(tensor.numel() * itemsize * rounds // self.world_size, rounds)
 
     def average(self, tensor: Tensor, name: str) -> None:
-        """Makes the flat `tensor` its mean over the ranks, in place; no other of that `new_name` may be under
-        way."""
+        """In place, flat; no other of that `new_name` may be under way."""
         self._hvd.allreduce_(tensor, name=name, op=self._hvd.Average)
 
     def compressor(self, compression: Compression) -> Any:

@@ -22,8 +22,7 @@ FIRST_TURN_S = 1800.0
 
 
 class _World:
-    """What the ranks of one in-process world share. One rank computes at a time, and where it waits hands
-    over to one that can go on: threads that fight for the interpreter's lock take ten times as long."""
+    """One rank computes at a time: threads that fight for the interpreter's lock take ten times as long."""
 
     def __init__(self, world_size: int, timeout_s: float) -> None:
         self.timeout_s = timeout_s

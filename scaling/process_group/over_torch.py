@@ -26,8 +26,7 @@ from scaling.process_group.base import Group, HostCounters, Message, PeerMemory,
 
 
 class SymmetricMemory(PeerMemory):
-    """A buffer that the other ranks of `group`, each with a CUDA device of one node, have mapped. Collective
-    to make. LaunchError: the driver cannot share the memory."""
+    """Mapped on each rank's GPU, on one node. Collective to make. LaunchError: the driver cannot share it."""
 
     def __init__(
         self, num_elements: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
@@ -51,8 +50,7 @@ class SymmetricMemory(PeerMemory):
 
 
 def share_json(value: T, source: int, group: dist.ProcessGroup | None = None) -> T:
-    """The source's `value` on every rank of a Gloo group (None: all ranks), as
-    `scaling.files.messages` sends it. Collective."""
+    """As `scaling.files.messages` sends it, over a Gloo group (None: all ranks). Collective."""
     content = bytearray(messages.written(value).encode() if dist.get_rank() == source else b"")
     size = torch.tensor([len(content)])
     dist.broadcast(size, source, group=group)
@@ -270,8 +268,7 @@ class TorchGroup(Group):
 
 
 def group_of(process_group: dist.ProcessGroup, device: torch.device) -> TorchGroup:
-    """The group of ranks that a script has started itself. Collective. LaunchError: it lacks ranks, or cannot
-    carry tensors of that device."""
+    """Of a script's own. Collective. LaunchError: it lacks ranks, or cannot carry tensors of that device."""
     if dist.get_world_size(process_group) != dist.get_world_size():
         raise LaunchError("the process group lacks some of the ranks; use one of all ranks")
     if device.type == "cuda" and dist.get_backend(process_group) != "nccl":

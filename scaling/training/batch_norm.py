@@ -19,8 +19,7 @@ from scaling.process_group import Group, TorchGroup
 
 
 def synchronized(module: nn.Module, group: Group) -> nn.Module:
-    """The same network with every batch normalisation over the ranks of `group`; it is changed, on its
-    device."""
+    """Changes the network, on its device: every batch normalisation is over the ranks of `group`."""
     on_cuda = any(parameter.is_cuda for parameter in module.parameters())
     if on_cuda and isinstance(group, TorchGroup) and not group.through_host:
         return nn.SyncBatchNorm.convert_sync_batchnorm(module, group.data)  # type: ignore[no-untyped-call]
@@ -46,8 +45,6 @@ def synchronized_statistics(module: nn.Module) -> set[str]:
 
 
 class _SynchronizedBatchNorm(_BatchNorm):
-    """Takes the place of another layer: its parameters, buffers and settings."""
-
     def __init__(self, layer: _BatchNorm, group: Group) -> None:
         super().__init__(
             layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats

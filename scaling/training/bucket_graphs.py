@@ -21,7 +21,6 @@ from scaling.process_group import Group
 from scaling.training.exchanges import Record, recorded
 
 WARMUP_CALLS = 3
-"""Before a capture: libraries set themselves up."""
 SHARED_BYTES = 100 * 2**20
 """Of gradients, at most, that share a graph."""
 

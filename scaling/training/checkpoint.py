@@ -37,8 +37,7 @@ STATE_DIGEST_BYTES = 6
 
 @dataclass(frozen=True)
 class Target:
-    """What a checkpoint is for; one that was made for another is not restored. `shapes`: parameter or buffer
-    of the model -> its shape and dtype."""
+    """What a checkpoint is for. `shapes`: parameter or buffer of the model -> its shape and dtype."""
 
     cell_id: str
     rank: int

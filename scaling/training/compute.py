@@ -27,8 +27,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Compute:
-    """How passes are computed. `captured`: in a CUDA graph, in which autocast may not keep casts from pass to
-    pass."""
+    """`captured`: in a CUDA graph, in which autocast may not keep casts from pass to pass."""
 
     autocast: torch.dtype | None = None
     accumulate: int = 1
@@ -46,12 +45,10 @@ class Compute:
 
 
 FLOAT32 = Compute()
-"""The whole batch at once, in the model's own dtypes."""
 
 
 def model_flops(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> int | None:
-    """Of a forward and a backward pass of `module`, on torch's meta device, over that batch; None where it
-    cannot be run without values."""
+    """Of a forward and a backward pass on torch's meta device; None where it needs values."""
     from torch.utils.flop_counter import FlopCounterMode
 
     try:
@@ -73,8 +70,7 @@ def checkpointed_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def with_checkpointing(module: nn.Module) -> nn.Module:
-    """The same module, whose layers are computed again in the backward pass. It has no dropout, whose random
-    state is not put back."""
+    """The same module. It has no dropout, whose random state is not put back."""
     for layer in checkpointed_layers(module):
         # The random state is left alone: it cannot be read while a CUDA graph is captured.
         layer.forward = functools.partial(

@@ -42,8 +42,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """What is counted over a training's epochs. `train_j`: joules that this rank's GPU took for them; None
-    where that is not known."""
+    """`train_j`: joules that this rank's GPU took for the epochs; None where that is not known."""
 
     epoch: int = 0
     train_s: float = 0.0
@@ -140,8 +139,6 @@ def _take_steps(
 
 
 class _Feed:
-    """This rank's batches of one epoch."""
-
     def __init__(
         self, split: Split, plan: TrainingPlan, group: Group, epoch: int, device: torch.device
     ) -> None:

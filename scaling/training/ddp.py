@@ -45,8 +45,7 @@ USUAL_DDP = DdpSettings()
 def wrapped(
     module: nn.Module, process_group: Any, bucket_mb: float, settings: DdpSettings, *, finds_unused: bool
 ) -> tuple[DistributedDataParallel, Callable[[Tensor], Tensor]]:
-    """The module as one of DDP, and what computes its outputs. Collective. LaunchError: sizes are given one
-    by one where buckets do not follow them."""
+    """Collective. LaunchError: sizes are given one by one where buckets do not follow them."""
     first_mb = settings.first_bucket_mb
     one_by_one: dict[str, Any] = {}
     if settings.bucket_sizes_mb is not None:

@@ -42,8 +42,7 @@ RESIDUAL_ROUNDING = 16.0
 BOUND_ROUNDING = 1e-5
 """Of bounds, which travel as float32, as a ratio to them."""
 RECOMPUTED_ROUNDING = 1e-3
-"""Of gradients computed again, as a ratio to their tensor's largest: kernels may add in another order. In 16
-bits it is the precision's epsilon."""
+"""As a ratio to their tensor's largest, since kernels may add in another order; in 16 bits epsilon."""
 REPEATED_TIMES, OF_FEW = 2.0, 16.0
 """They may be off by so many times what computations of their tensor differ by, over the square root of the
 ranks, and by the second over its number of elements: the largest difference of few says little. An epsilon of
@@ -239,8 +238,7 @@ def shared_tensors(module: nn.Module, initial: Mapping[str, Tensor], ranks: Grou
 
 
 def require_equal(tensors: Mapping[str, Tensor], ranks: Group) -> None:
-    """Compares the ranks' tensors, of the same names and shapes on every rank. Collective. ExchangeError: on
-    every rank, where one differs: which, between which ranks, and how far."""
+    """Collective. ExchangeError: on every rank, where one differs: which, between which ranks, how far."""
     if ranks.world_size == 1 or not tensors:
         return
     devices = {tensor.device for tensor in tensors.values()}

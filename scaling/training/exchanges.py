@@ -45,8 +45,7 @@ Record = list[BucketExchange]
 COMPUTATIONS = 3
 """Of a gradient whose exchange is out of sight."""
 REPEATED_ROUNDING = 1e-4
-"""Between two computations of a gradient, as a ratio to its largest element: what rounding may do. In 16 bits
-it is the precision's epsilon."""
+"""As a ratio to the gradient's largest element: what rounding may do; in 16 bits the precision's epsilon."""
 
 
 def aggregate(
@@ -57,8 +56,7 @@ def aggregate(
     record: Record | None,
     wire: torch.dtype | None = None,
 ) -> Tensor | None:
-    """`aggregator.aggregate`; with a record, what went in and came out is added to it. `wire`: the dtype of
-    the messages, given to `start_exchanges` too; None: the gradient's."""
+    """With a record, what went in and came out is added to it. `wire`: the dtype of the messages."""
     if wire is None or wire == gradient.dtype or state.group.world_size == 1:
         return recorded(
             aggregator, state, gradient, record, lambda: aggregator.aggregate(state, gradient, phase)

@@ -123,14 +123,12 @@ class HookedBuckets:
         return self._graphs is not None
 
     def drop_graphs(self) -> None:
-        """Exchanges are launched one by one from here on."""
         if self._graphs is not None:
             torch.cuda.synchronize(self._device)
             self._graphs = None
 
     def mark_graphs(self, recorder: PhaseRecorder) -> bool:
-        """Makes the graphs anew, with marks for `recorder`; False where this torch cannot record events
-        inside a graph. Collective."""
+        """Collective. False where this torch cannot record events inside a graph."""
         if self._graphs is not None:
             if not graphs_can_be_marked():
                 return False

@@ -60,8 +60,7 @@ class _Bucket:
 
 
 class LayeredStep(TrainingStep):
-    """A step of an aggregator that overlaps, on every replica or on owners. `bucket_mb` is the lower size of
-    a bucket, in MiB."""
+    """On every replica or on owners. `bucket_mb` is the lower size of a bucket, in MiB."""
 
     replica: FlatReplica
     _parts: list[_Bucket]

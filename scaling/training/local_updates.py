@@ -128,8 +128,7 @@ def end_block(step: TrainingStep) -> None:
 
 
 class OneBlock(LocalStep):
-    """A whole block as one step, for the checks of exchanges and updates: a few local steps, then its end.
-    Between two blocks it and `step` share all that they hold."""
+    """A few local steps, then the block's end, for checks. Between blocks it shares all that `step` holds."""
 
     def __init__(self, step: LocalStep) -> None:
         self.__dict__ = step.__dict__

@@ -116,7 +116,6 @@ class NoiseProbe:
         return torch.stack([torch.as_tensor(small), torch.as_tensor(sum(map(square, means)))])
 
     def _summed(self, gradient: Tensor) -> Tensor:
-        """The mean over the ranks, in place."""
         with self._group.meter.standing_still():
             self._group.all_reduce(gradient)
         return gradient.div_(self._group.world_size)

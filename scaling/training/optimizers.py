@@ -42,8 +42,6 @@ class OptimizerSettings(ABC):
 
 @dataclass(frozen=True)
 class SgdSettings(OptimizerSettings):
-    """Stochastic gradient descent as torch.optim.SGD defines it."""
-
     state_names = (MOMENTUM,)
 
     learning_rate: float
@@ -128,8 +126,7 @@ def skip_where(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:
 
 
 class OptimizerState:
-    """The tensors of these names that an optimizer keeps of the parameters at some places; none before the
-    first step."""
+    """The tensors of these names that an optimizer keeps at some places; none before the first step."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, places: Mapping[str, Tensor], names: Sequence[str]

@@ -44,7 +44,6 @@ class OuterUpdate:
 
     @property
     def settings(self) -> SgdSettings:
-        """The optimizer of the outer gradient."""
         from scaling.training.optimizers import SgdSettings  # study files are read without torch
 
         rate = self.learning_rate
@@ -54,7 +53,6 @@ class OuterUpdate:
 
     @property
     def resets_optimizer(self) -> bool:
-        """Whether the ranks' own optimizers begin each block without state."""
         return self.name == "cntk_block_momentum"
 
 

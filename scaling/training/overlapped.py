@@ -47,8 +47,7 @@ if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 PASSES_UNTIL_BUCKETS_STAY = 2
-"""DDP rebuilds its buckets once, after the first backward pass, in the order in which gradients came; a
-static graph is known one pass later."""
+"""DDP rebuilds its buckets once, after the first backward pass; a static graph is known one pass later."""
 
 
 class OverlappedStep(TrainingStep):
@@ -270,8 +269,7 @@ class OverlappedStep(TrainingStep):
         self._buckets.start()
 
     def _run_dry(self, num_passes: int) -> None:
-        """Forward and backward passes without an update, in which DDP settles its buckets. What they change
-        (statistics of batch normalisation, the random state) is put back."""
+        """Passes without an update, in which DDP settles its buckets; what they change is put back."""
         module = self.replica.module
         state = {name: value.detach().clone() for name, value in module.state_dict().items()}
         devices = [self._device] if self._device.type == "cuda" else []

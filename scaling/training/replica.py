@@ -120,8 +120,7 @@ class FlatBucket:
 
 
 class FlatReplica(Replica):
-    """A model whose trainable parameters of each dtype share one flat buffer, and their gradients another.
-    `buckets`: one a dtype, in the order in which they first appear, or one a parameter."""
+    """`buckets`: one a dtype, in the order in which they first appear, or one a parameter."""
 
     def __init__(
         self,

@@ -75,8 +75,7 @@ class TrainingStep(ABC):
         return True
 
     def check(self) -> None:
-        """Raises what went wrong on the device, such as a gradient that is not a number; waits for it, so
-        outside of measured windows."""
+        """Raises what went wrong on the device; waits for it, so outside of measured windows."""
         for part in self._parts:
             part.state.check()
 
@@ -135,7 +134,6 @@ class EagerStep(TrainingStep):
         self.treatment.load_state_dict(state.get("scale", {}))
 
     def reset_optimizer(self) -> None:
-        """Sets the optimizer's state on this rank to that before its first step."""
         for part in self._parts:
             part.update.load_state_dict({})
 
@@ -193,8 +191,7 @@ def started(
     wire: torch.dtype | None,
     **how: bool,
 ) -> Part:
-    """A bucket with its aggregator's state and its update; in the state's own buffers, if it has any.
-    `how`: as of `OptimizerSettings.optimizer`."""
+    """In the state's own buffers, if it has any. `how`: as of `OptimizerSettings.optimizer`."""
     state = start_exchanges(aggregator, bucket.layout, group, bucket.parameters, wire)
     buffer = state.gradient_buffer
     if buffer is not None and buffer.dtype == bucket.parameters.dtype:

@@ -23,8 +23,7 @@ S = TypeVar("S", bound=AggregatorState)
 
 
 class OwnedUpdate(OptimizerState):
-    """The parameters in some spans of a flat tensor, and the optimizer with their state. `how`: as of
-    `OptimizerSettings.optimizer`."""
+    """The parameters in some spans, and their optimizer. `how`: as of `OptimizerSettings.optimizer`."""
 
     def __init__(self, flat: Tensor, spans: list[Span], settings: OptimizerSettings, **how: bool) -> None:
         self._spans = spans
@@ -105,8 +104,7 @@ class HostUpdate(SiteUpdate):
         group.barrier()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Rank 0's parameters, which it has already, become those in host memory; returns after that on every
-        rank. Collective."""
+        """Rank 0's parameters become those in host memory; returns after that on every rank. Collective."""
         super().load_state_dict(state)
         if self._bucket.parameters.is_cuda:
             torch.cuda.current_stream().synchronize()  # its last copy of these

@@ -144,8 +144,7 @@ signs and places may change likewise, has that ratio for Adam in any case."""
 def sgd_problem(
     names: Sequence[str], start: Sequence[Tensor], steps: Sequence[Sequence[Tensor]]
 ) -> str | None:
-    """The first parameter of which the replay's update is another. `steps`: the parameters after the step,
-    after that step again, and after the replay."""
+    """`steps`: the parameters after the step, after that step again, and after the replay."""
     for name, old, plain, again, replayed in zip(names, start, *steps, strict=True):
         update, scatter, distance = (
             (plain.double() - other.double()).norm() for other in (old.detach(), again, replayed)

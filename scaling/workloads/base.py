@@ -37,8 +37,7 @@ class DataShape:
 
 @dataclass(frozen=True)
 class Split:
-    """Samples in memory: inputs [n, *input_shape] float32, of tokens int64; targets [n] int64, of tokens
-    [n, *input_shape]."""
+    """Inputs [n, *input_shape] float32, of tokens int64; targets [n] int64, of tokens [n, *input_shape]."""
 
     inputs: Tensor
     targets: Tensor
@@ -49,8 +48,7 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSplits:
-    """A data set, loaded. `checksums`: file or source name -> checksum, recorded with the results;
-    `in_host_memory`: it does not fit on the device that it was loaded for."""
+    """`checksums`: file or source -> checksum; `in_host_memory`: it does not fit on the device."""
 
     train: Split
     test: Split
@@ -117,8 +115,7 @@ Maker = TypeVar("Maker", bound=Callable[..., nn.Module])
 def declares(
     input_shape: tuple[int, ...], num_classes: int, *, tokens: bool = False, loss: Loss = cross_entropy
 ) -> Callable[[Maker], Maker]:
-    """Declares a model's input (`DataShape`) and what is minimized: decorates a function, or a class, that
-    gives a torch module."""
+    """Of a function, or a class, that gives a torch module: its input (`DataShape`) and what is minimized."""
 
     def declared(maker: Maker) -> Maker:
         maker.declared = (DataShape(tuple(input_shape), num_classes, tokens), loss)  # type: ignore[attr-defined]

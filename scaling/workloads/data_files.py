@@ -45,15 +45,13 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DataHome:
-    """Where one data set's files live: `title` is its name in messages ("MNIST"), `folder` in paths
-    ("mnist")."""
+    """`title` is the data set's name in messages ("MNIST"), `folder` in paths ("mnist")."""
 
     title: str
     folder: str
 
     def folders(self, environment: Mapping[str, str]) -> list[Path]:
-        """The folders in which its files are looked for, in this order; the last one is the cache. DataError:
-        SCALING_DATA_DIR is set, but is not a folder."""
+        """In order; the last one is the cache. DataError: SCALING_DATA_DIR is set, but is not a folder."""
         caches = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         cache = caches / "scaling-study" / self.folder
         data_dir = environment.get("SCALING_DATA_DIR")
@@ -260,8 +258,7 @@ LONGEST_HEADER = 4096
 
 
 def decoded(folder: Path, sources: Sequence[Path], decode: Callable[[], Sequence[Bytes]]) -> Sequence[Bytes]:
-    """What `decode` makes of the sources, all of which exist, from the cache `folder` where that has it;
-    read-only. Any process may."""
+    """From the cache `folder` where that has it; read-only. Any process may. All sources exist."""
     path = folder / f"{PREFIX}{_key(sources)}"
     if (mapped := _mapped(path)) is not None:
         return mapped

@@ -16,7 +16,6 @@ INJECTED = "_scaling_attach_inside"
 
 @cache
 def protect() -> Any:
-    """Guards the files from before the run, in this process; the guard."""
     from .guard import Guard
 
     return Guard(json.loads(os.environ["SCALING_ATTACH"]))
@@ -24,7 +23,6 @@ def protect() -> Any:
 
 @cache
 def start() -> Any:
-    """Readies this process, once torch is loaded; the agent."""
     from .agent import Agent
     from .changes import change
     from .marking import mark

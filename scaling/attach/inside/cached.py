@@ -174,7 +174,6 @@ def _follow_epochs() -> None:
 
 
 def _length(loader: Any) -> float:
-    """The batches of an epoch; infinite where that is not known."""
     try:
         return len(loader)
     except Exception:  # noqa: BLE001 # a stream, or a sampler without a length

@@ -111,7 +111,6 @@ BROADCAST_BYTES = 250 * 2**20
 
 
 def change(agent: Agent) -> None:
-    """Lets the process be that of any arm, or of the one that it has."""
     _watch_models(agent)
     if agent.arm.is_bare:
         return

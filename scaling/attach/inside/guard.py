@@ -1,6 +1,4 @@
-"""What was there before the command is neither deleted nor written over by Python, in any process of a run:
-there from its start, before torch is, with the standard library alone.
-"""
+"""Files from before the command are neither deleted nor written over by Python; standard library alone."""
 
 from __future__ import annotations
 

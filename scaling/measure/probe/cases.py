@@ -198,8 +198,7 @@ def num_samples_for(left_s: float, sizes_left: int, sample_s: float) -> int:
 
 
 def goes_on(position: int, sizes_bytes: Sequence[int], left_s: float, once_s: float) -> bool:
-    """Whether a case measures its size at `position`: the first two always, others if there is time.
-    `once_s`: what one operation of the size before has taken."""
+    """The first two sizes always, others if there is time. `once_s`: one operation of the size before."""
     if position < 2:
         return True
     growth = sizes_bytes[position] / sizes_bytes[position - 1]
@@ -211,8 +210,7 @@ def bus_factor(operation: str, world_size: int) -> float:
 
 
 def as_csv(samples: Iterable[ProbeSample]) -> str:
-    """All samples as a table; `algbw` and `busbw` in bytes a second, empty for products of matrices, whose
-    `num_bytes` are those of one matrix."""
+    """`algbw` and `busbw` in bytes a second; products of matrices have none, and one matrix's `num_bytes`."""
     text = io.StringIO()
     names = [field.name for field in fields(ProbeSample)]
     writer = csv.writer(text, lineterminator="\n")

@@ -26,8 +26,7 @@ THERE, BACK = "bandwidth_bytes_per_s", "back_bytes_per_s"
 
 @dataclass(frozen=True)
 class ProbeReader:
-    """Reads the samples with a machine in hand. `gpu_ids`: the device of each rank; empty where ranks are
-    processes on the CPU."""
+    """`gpu_ids`: the device of each rank; empty where ranks are processes on the CPU."""
 
     topology: Topology
     gpu_ids: Sequence[str]

@@ -169,8 +169,7 @@ def gpu_ids(gpus: Sequence[Gpu], uuids: Sequence[str]) -> list[str]:
 def result_of(
     facts: Mapping[str, Any], samples: Sequence[ProbeSample], notes: Sequence[str], command: str
 ) -> ProbeResult:
-    """The machine file of what was found and measured. `command`: that measured, for the sources: `scaling
-    topology probe`. Raises TopologyError: the file would not be valid."""
+    """`command`: that measured, for the sources. TopologyError: the file would not be valid."""
     measurement = _measurement(facts, samples, command)
     file, misfits = measured_file(measurement)
     lines = table(Series(samples))

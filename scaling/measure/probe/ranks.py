@@ -110,8 +110,7 @@ class Operations:
 
     @staticmethod
     def captured(run: Run) -> Run:
-        """The operation as a CUDA graph. Called by the ranks that take part, once all of them are prepared.
-        Raises RuntimeError: it cannot be captured."""
+        """Called by the ranks that take part, once all are prepared. RuntimeError: it cannot be captured."""
         run()  # libraries set themselves up on first use, which cannot be captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -92,8 +92,7 @@ def spec_for(
     host_only: bool,
     launcher: str = "local",
 ) -> ProbeSpec:
-    """One worker a GPU; without GPUs, up to four processes. Raises LaunchError: there are fewer GPUs than
-    workers, or a number makes no sense."""
+    """One worker a GPU, else up to four processes. LaunchError: too few GPUs, or a number makes no sense."""
     if seconds <= 0:
         raise LaunchError(f"--seconds is {seconds:g}; it has to be positive")
     if launcher not in LAUNCHERS:

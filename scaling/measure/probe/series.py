@@ -130,8 +130,6 @@ class Observed:
 
 @dataclass(frozen=True)
 class OneSeries:
-    """The samples of an operation in all its sizes."""
-
     example: ProbeSample
     seconds: dict[int, list[float]]
 
@@ -216,8 +214,7 @@ class Series:
 
 
 def together(series: Sequence[OneSeries], of: Callable[[OneSeries], Observed | None]) -> Observed | None:
-    """The median of a figure of several series; None where none has it. A series that broke off before the
-    largest size that another one reached does not count."""
+    """None where none has it. A series that broke off before another's largest size does not count."""
     reached = max((single.largest_bytes for single in series), default=0)
     values = [
         value for single in series if single.largest_bytes == reached and (value := of(single)) is not None

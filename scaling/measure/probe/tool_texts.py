@@ -45,8 +45,7 @@ def _lines(text: str) -> list[str]:
 
 
 def nccl_tests_document(text: str, source: str) -> dict[str, Any]:
-    """The same as nccl-tests' JSON. Raises TopologyError: the program or the number of ranks cannot be told,
-    or a row is cut off."""
+    """TopologyError: the program or the number of ranks cannot be told, or a row is cut off."""
     lines = _lines(text)
     rows = [line.split() for line in lines if ROW.match(line)]
     ranks = [match for line in lines if (match := RANK.match(line))]
@@ -154,8 +153,7 @@ def is_osu(text: str) -> bool:
 
 
 def osu_samples(text: str, source: str, world_size: int | None) -> tuple[list[ProbeSample], list[str]]:
-    """The samples, and what is left out. Raises TopologyError: it is no test that a probe measures too,
-    results were wrong, or ranks are not given."""
+    """And what is left out. TopologyError: no test of a probe, wrong results, or ranks are not given."""
     headers = list(OSU_HEADER.finditer(text))
     if len(headers) > 1:
         raise TopologyError(
