@@ -78,7 +78,6 @@ class WorkerEnvironment:
         return {name: value for name, value in merged.items() if value is not None}
 
     def shown(self, command: Sequence[str]) -> str:
-        """The command as it is typed in a shell, with what is particular to this environment."""
         folder = [f"cd {shlex.quote(str(self.folder))} &&"] if self.folder else []
         removed = [word for name, value in self.variables.items() if value is None for word in ("-u", name)]
         changed = [f"{name}={value}" for name, value in self.variables.items() if value is not None]

@@ -27,8 +27,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Running(Protocol):
-    """A launch under way: a launcher's process (`subprocess.Popen`), or `launchers.zygote.ForkedLaunch`.
-    `pid`: its process, and the process group of what it started."""
+    """`subprocess.Popen` or `launchers.zygote.ForkedLaunch`. `pid`: also that of its process group."""
 
     pid: int
 
@@ -94,7 +93,6 @@ def run_to_end(
 
 
 def killed_with_parent() -> None:
-    """In the child: has the kernel kill it when this process dies."""
     signal_at_parents_death(signal.SIGKILL)
 
 
@@ -138,7 +136,6 @@ def kill_group(leader: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below one; none where there is no /proc."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended

@@ -68,8 +68,7 @@ class RankInfo:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> RankInfo:
-        """Reads the first table all of whose variables are set. Raises RankError: there is none, or a value
-        is no number or out of range. Never a world of one by default."""
+        """RankError: no table has all its variables, or one is wrong. Never a world of one by default."""
         own = _table_of_launcher(environ)
         tables = own | {name: table for name, table in TABLES.items() if name not in own}
         half_set: list[str] = []

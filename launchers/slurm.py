@@ -20,7 +20,6 @@ from launchers.slurm_steps import SlurmLauncher, SlurmSrun, SlurmTorchrun, nodes
 from launchers.slurm_variables import FIRST_PORT, NUM_PORTS
 
 STYLES: dict[str, type[SlurmLauncher]] = {"torchrun": SlurmTorchrun, "srun": SlurmSrun}
-"""How srun starts workers: through torchrun, or directly."""
 
 REPORT_TIME = "00:15:00"
 

@@ -93,7 +93,6 @@ class SlurmLauncher(Launcher):
             time.sleep(0.1)
 
     def why_not_started(self, log: str) -> str:
-        """One sentence on why no worker began, from what the launch printed. Trying again would not help."""
         error = re.search(r"^error: (.+)$", log, re.MULTILINE)
         if error:
             return error[1]
@@ -146,8 +145,6 @@ def srun(nodes: int, tasks_per_node: int) -> list[str]:
 
 @dataclass(frozen=True)
 class SlurmSrun(SlurmLauncher):
-    """One task a worker."""
-
     name = "slurm-srun"
 
     def step(self, nodes: int, workers_per_node: int, python: str, worker: Sequence[str]) -> list[str]:
@@ -160,8 +157,6 @@ STORE_TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class SlurmTorchrun(SlurmLauncher):
-    """One task a node: torchrun, which starts the node's workers."""
-
     name = "slurm-torchrun"
 
     def step(self, nodes: int, workers_per_node: int, python: str, worker: Sequence[str]) -> list[str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 FIRST_PORT = 20_000
 NO_VALUE = "(null)"
-"""Of a variable that Slurm has not filled."""
 
 NUM_PORTS = 10_000
 """The rendezvous port is FIRST_PORT + job id modulo NUM_PORTS: below the ports that systems deal out

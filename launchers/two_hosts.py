@@ -47,8 +47,7 @@ NO_SUCH_QUEUE = "Specified qdisc kind is unknown"
 
 @dataclass(frozen=True)
 class HostLink:
-    """Between the two hosts, the same in both directions. `rate`: as tc writes it, in bits a second:
-    "100mbit" (None: what the machine gives); `delay`: as tc writes it, one way: "5ms"."""
+    """Each way, as tc writes it. `rate`: "100mbit"; None: unlimited; `delay`: one way: "5ms"."""
 
     rate: str | None = None
     delay: str | None = None

@@ -46,7 +46,6 @@ COMMAND_LINE_ROOM = " " * 4096
 """An argument of no meaning: ranks overwrite the command line that they share with their own."""
 
 START_LIMIT_S = 300.0
-"""For importing on a slow disk; then something is wrong."""
 
 STARTED_AT_ONCE = 4
 """Zygotes that import at the same time, before the first launch: those of so many repeats."""

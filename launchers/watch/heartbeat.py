@@ -29,13 +29,11 @@ FIRST_STEP_PATIENCE = 10
 """Set-up, compiling and a first step get so many times `stall_timeout`."""
 
 UNLIMITED = 0
-"""The patience with what says nothing of its steps."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank is. `patience`: how many times `stall_timeout_s` the phase may take before its first step
-    (0: any time); `stall_timeout_s`: 0: it may stand still; `phase`, `cell`: in words; no cell is empty."""
+    """`patience`: times `stall_timeout_s` before the first step; 0, of both: any time."""
 
     serial: int
     steps: int
@@ -56,8 +54,7 @@ class Heartbeat:
     """Says how far a rank is. This one says it to nobody."""
 
     def phase(self, name: str, patience: int = FIRST_STEP_PATIENCE) -> None:
-        """A phase begins, outside of what is timed. `patience`: how many times `stall_timeout` its first step
-        may take: 1 after others of the kind."""
+        """Outside of what is timed. `patience`: times `stall_timeout` for its first step."""
 
     def step(self) -> None:
         """A step is done."""

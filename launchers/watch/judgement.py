@@ -93,8 +93,7 @@ def main_thread(stacks: str) -> list[str]:
 
 
 def behind(seen: Mapping[int, Seen]) -> list[int]:
-    """The ranks that the others wait for, where that can be told: a rank that is stopped; one that waits for
-    nobody while others wait; the one with the fewest steps. None where all are the same."""
+    """Stopped ranks; those that wait for nobody while others do; those with the fewest steps, or None."""
     stopped = [rank for rank, state in seen.items() if state.stopped]
     if stopped or len(seen) == 1:
         return stopped or list(seen)
@@ -140,7 +139,6 @@ def stall_report(seen: Mapping[int, Seen], still_s: float, num_ranks: int) -> li
 
 
 def gone_report(host: str, ranks: Sequence[int]) -> str:
-    """What is said of a host of which nothing is heard any more."""
     names = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
     return f"{names} left first on {host}, with the watcher there: the host or its part of the job has ended"
 
@@ -163,8 +161,7 @@ def _ending(status: int | None) -> str:
 
 
 def verdict(log: str, codes: Mapping[int, int] | None = None) -> list[str]:
-    """The lines of watchers in what a launch printed, without their prefix; the most telling one first.
-    `codes`: rank -> exit code, of those of which the launcher knows it; negative: the signal."""
+    """The most telling line first. `codes`: rank -> exit code where known; negative: the signal."""
     lines = re.findall(rf"{PREFIX}(.*)$", log, re.MULTILINE)
     heads = [at for at, line in enumerate(lines) if not line.startswith(" ")]
     if not heads:

@@ -81,7 +81,6 @@ class Peers:
 
     @classmethod
     def listening(cls, descriptor: int) -> Peers:
-        """Those of rank 0's watcher, which come to a listening socket."""
         made = cls()
         made._listener = socket.socket(fileno=descriptor)
         return made

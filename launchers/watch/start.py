@@ -19,7 +19,6 @@ from launchers.watch.heartbeat import stat_fields
 from launchers.watch.peers import TOKEN_VARIABLE, Meeting
 
 END_S = 5.0
-"""What the watcher has to end when the rank that started it leaves in order."""
 
 PROGRAM = """
 import sys

@@ -146,8 +146,7 @@ BLOCKED = 0.5  # making a batch that computes for less of its time waits: for st
 
 
 def batch_making(measured: Measured) -> dict[str, Any]:
-    """What making a batch takes, in loaders' workers too; empty if not seen. The median seconds, the parts on
-    a processor and waiting for one, and what it mostly waits for."""
+    """Median seconds, parts on a processor and waiting for one, what it waits for; empty if not seen."""
     fetches = np.array([fetch for rank in measured.alone for fetch in rank.get("fetches", [])])
     if not fetches.size:
         return {}

@@ -19,7 +19,6 @@ _States = dict[str, _State]
 
 
 def noted(out: Path, files: str, errors: str = "surrogateescape") -> list[str]:
-    """What processes of a run have noted in these files."""
     texts = [path.read_bytes().decode(errors=errors) for path in out.glob(files)]
     return sorted({name for text in texts for name in text.split("\n") if name})
 

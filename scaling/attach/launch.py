@@ -286,8 +286,7 @@ def _last_line(out: Path) -> str:
 
 
 def one_worker(command: Sequence[str]) -> list[str] | None:
-    """The command with one worker; None where it does not say how many there are. Only the launcher's own
-    options count: those after the script belong to the script."""
+    """The command with one worker, by the launcher's own options; None where they do not say how many."""
     changed: list[str | None] = [*command]
     last, options, says_how_many = "", "", False
     for index, word in enumerate(command):

@@ -63,8 +63,7 @@ def arms_of(names: str | None) -> list[str]:
 
 
 def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
-    """Runs the plan, writes the results folder `out`, and returns the answer's lines and the exit code;
-    AttachError where the folder is not empty, or the script cannot be measured."""
+    """The answer's lines and the exit code. AttachError: `out` is not empty, or not measurable."""
     settings = {"arms": list(plan.arms), "warmup": plan.warmup, "steps": plan.steps}
     folder = AttachedFolder(out, plan.command, {**settings, "launches": plan.launches})
     session, cwd, code = _Session(plan, folder, out, say), Path.cwd(), 0
@@ -236,8 +235,7 @@ class _Session:
 
 
 def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None:
-    """Runs the command on this node, in every run of an `attach` that another node has begun in the folder;
-    AttachError where nothing was begun there for a long time, or the command does not start."""
+    """Runs the command in every run that another node has begun. AttachError: none is there, or no start."""
     launches, joined = path / "launches", set[str]()
     signal.signal(signal.SIGTERM, _terminate)
     quiet_since = time.monotonic()

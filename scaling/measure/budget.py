@@ -28,7 +28,6 @@ PHASES = (
     *("input", "h2d", "forward", "backward", "encode", "d2h", "communicate", "reduce", "decode"),
     *("clip", "update", "h2d_result", "wait"),
 )
-"""All phases, in the order in which a step passes them and in which they are shown."""
 
 
 Floats = NDArray[np.float64]
@@ -44,10 +43,8 @@ PARTS = (
     *("input", "h2d", "forward", "backward", "encode", "decode", "d2h", "reduce", "h2d_result"),
     *("exposed_comm", "clip", "update", "wait", "unattributed"),
 )
-"""The parts of a step, in the order in which they are shown; they sum to its time."""
 
 PART_OF = {phase: "exposed_comm" if phase == EXCHANGE else phase for phase in PHASES}
-"""Phase -> the part that its exposed time goes to."""
 assert {*PART_OF.values(), "unattributed"} == set(PARTS)
 
 _PLACE = {

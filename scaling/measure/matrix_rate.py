@@ -31,8 +31,7 @@ class MatrixRate:
 
 
 def product(precision: str, size: int, device: torch.device) -> Callable[[], object]:
-    """One product of two matrices of [size, size] standard normal numbers; of tf32 float32 ones with fewer
-    digits in products. Raises RuntimeError: memory is short, or the device cannot multiply so."""
+    """Of [size, size] standard normal numbers. RuntimeError: memory is short, or no such product."""
     shape, dtype = (size, size), DTYPES[precision]
     first, second = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
     result = torch.empty(shape, dtype=dtype, device=device)
@@ -48,8 +47,7 @@ def product(precision: str, size: int, device: torch.device) -> Callable[[], obj
 
 
 def matrix_rate(precision: str, device: torch.device, seconds: float = SECONDS) -> MatrixRate | None:
-    """As measured in about that time on the idle device (a CPU with torch's threads); None where not even the
-    smallest product could be done. Leaves torch's random numbers and settings as they are."""
+    """None where not even the smallest product can be done. Leaves random numbers and settings alone."""
     clock, end_s, once_s = clock_for(device), time.monotonic() + seconds, 0.0
     sizes = matrix_sizes(on_gpus=device.type == "cuda")
     rates: dict[int, list[float]] = {}

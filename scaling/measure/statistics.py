@@ -41,8 +41,7 @@ ONE_LAUNCH = "within this launch only"
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median with its interval, in the samples' unit. `low`: lower end of the 95% interval; None where
-    there are too few samples for one; `method`: how the interval was made, for people."""
+    """`low`: of the 95% interval, in the samples' unit; None with too few; `method`: for people."""
 
     median: float
     low: float | None

@@ -41,7 +41,6 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count(self, num_bytes: int, num_messages: int = 1) -> None:
-        """Adds messages of `num_bytes` bytes together."""
         with self._lock:
             self.bytes_sent += num_bytes
             self.messages_sent += num_messages
@@ -108,8 +107,7 @@ class Group(ABC):
 
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Returns once `condition`, about host memory that other ranks write, holds; asks again and again.
-        TimeoutError: it does not come to hold, or another rank has failed meanwhile."""
+        """`condition`: on host memory. TimeoutError: it does not hold in time, or a rank has failed."""
 
     def largest(self, value: float) -> float:
         """The largest `value` that any rank gave. Collective."""
@@ -190,8 +188,7 @@ class Group(ABC):
 
 
 class HostCounters:
-    """Counters in memory that the ranks of one host share: one a rank, which only that rank raises.
-    Collective to make. A few microseconds where a barrier over sockets takes some hundred."""
+    """Of one host, one a rank: microseconds where sockets take hundreds. Collective to make."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._everyone = group, range(group.world_size)

@@ -14,7 +14,6 @@ from scaling.process_group.base import Group, Message
 
 
 def _of_outer(name: str) -> Any:
-    """The method of that name of the outer group."""
     return lambda group, *values, **options: getattr(group._outer, name)(*values, **options)
 
 
@@ -70,7 +69,6 @@ class MpiGroup(DelegatedGroup):
         self._communicator = communicator
 
     def require_summed(self, dtype: torch.dtype) -> None:
-        """Raises LaunchError for a type that MPI cannot add."""
         if dtype not in SUMMED:
             raise LaunchError(
                 f"MPI cannot add {_named(dtype)}; it adds {_named(*SUMMED)}: use one of these, or another "
@@ -106,13 +104,11 @@ def library_version() -> str:
 
 
 def _values(tensor: Tensor) -> Any:
-    """The tensor's memory, with its type, as mpi4py takes it."""
     assert tensor.device.type == "cpu", "MPI is handed host memory"
     return tensor.detach().view(-1).numpy()
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """As bytes: of any type, and a message is not added to."""
     return _values(tensor.detach().view(-1).view(torch.uint8))
 
 
@@ -133,7 +129,6 @@ class HorovodGroup(DelegatedGroup):
         self._num_named = 0
 
     def require_carried(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises LaunchError for what this Horovod cannot average."""
         if dtype not in CARRIED:
             raise LaunchError(f"Horovod cannot average {_named(dtype)}; it averages {_named(*CARRIED)}")
         if device.type == "cuda" and not self._hvd.nccl_built():

@@ -56,8 +56,7 @@ class _World:
             self._turns[rank].acquire()  # it was given just now
 
     def wait(self, rank: int, can_go_on: Callable[[], bool]) -> bool:
-        """Lets others compute until the rank can go on; False if it cannot within the timeout.
-        BrokenBarrierError: another rank has failed."""
+        """Lets others compute; False after the timeout. BrokenBarrierError: another rank has failed."""
         if not can_go_on():
             self._waiting[rank] = can_go_on
             self.hand_over(rank)
@@ -108,7 +107,6 @@ class InProcessGroup(Group):
             tensor.copy_(received)
 
     def _gathered(self, value: T) -> list[T]:
-        """Every rank's value, in rank order."""
         # A rank can be one call ahead of others that still read, not two: two lists in turns will do.
         slots = self._world.slots[self._num_gathered % 2]
         self._num_gathered += 1
@@ -147,7 +145,6 @@ class InProcessGroup(Group):
         self.all_reduce(tensor)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """The other ranks run meanwhile."""
         limit = time.monotonic() + self._world.timeout_s
         while not condition():
             if time.monotonic() > limit:
@@ -186,8 +183,7 @@ class _ThreadsMemory(PeerMemory):
 
 
 def run_in_process(world_size: int, work: Callable[[InProcessGroup], T], timeout_s: float = 60.0) -> list[T]:
-    """Runs `work` once a rank, each in a thread with its own group; returns the results in rank order. The
-    first failing rank's own exception is raised; the others are released."""
+    """Results are in rank order. The first failing rank's exception is raised; others are released."""
     world = _World(world_size, timeout_s)
     results: list[Any] = [None] * world_size
     failures: list[BaseException] = []

@@ -197,8 +197,7 @@ class TorchGroup(Group):
         return tensor.tolist()
 
     def host_clock_offset(self) -> tuple[float, float]:
-        """What to add to this host's monotonic clock to have rank 0's, and how far off that is at most; in s:
-        of the fastest of some round trips to another host. Collective."""
+        """To rank 0's monotonic clock, and its error at most, in s; of fast round trips. Collective."""
         if self._ranks_on_this_host == self.world_size:
             return 0.0, 0.0
         best = (0.0, 0.0)
@@ -259,8 +258,7 @@ class TorchGroup(Group):
         return buffer
 
     def release_host_buffers(self) -> None:
-        """Ends the registration of this rank's shared host buffers, which must no longer be in use: the
-        driver does not notice that memory is unmapped, and then refuses the next mapping at that address."""
+        """Out of use by now: the driver misses an unmapping, and refuses the next mapping there."""
         if self._registered:
             torch.cuda.synchronize()
         while self._registered:
@@ -286,8 +284,7 @@ _closed_before: WeakKeyDictionary[Closable, dist.ProcessGroup] = WeakKeyDictiona
 
 
 def close_before(process_group: dist.ProcessGroup, closable: Closable) -> None:
-    """Has what keeps CUDA graphs of the group's exchanges closed, if it still is there, before the group is
-    destroyed: NCCL waits for the end of such graphs forever."""
+    """Closes what keeps CUDA graphs before the group ends: NCCL waits for their end forever."""
     _closed_before[closable] = process_group
     older = hasattr(dist.distributed_c10d, "_shutdown_backend")  # torch before 2.9
     owner, name = (dist.distributed_c10d, "_shutdown_backend") if older else (dist.ProcessGroup, "shutdown")
@@ -307,7 +304,6 @@ def close_before(process_group: dist.ProcessGroup, closable: Closable) -> None:
 
 
 def future_mean(process_group: dist.ProcessGroup, tensor: Tensor) -> torch.futures.Future[Tensor]:
-    """The mean of a tensor over the ranks, in its place."""
     work = dist.all_reduce(tensor.div_(process_group.size()), group=process_group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 

@@ -19,7 +19,6 @@ from scaling.process_group.base import Message
 from scaling.process_group.over_torch import TorchGroup
 
 ALIGNMENT_BYTES = 64
-"""Where a tensor of any type may begin."""
 
 
 class HostRoom:
@@ -43,8 +42,7 @@ class HostRoom:
 
 
 class ThroughHostGroup(TorchGroup):
-    """A group over Gloo: tensors on devices of the type of `device` are copied, others are handed over as
-    they are. `data`, `control`, `options`: as of `TorchGroup`."""
+    """Stages tensors on devices of `device`'s type. `data`, `control`, `options`: of `TorchGroup`."""
 
     through_host = True
 
@@ -113,7 +111,6 @@ class ThroughHostGroup(TorchGroup):
 
 
 def _copy(sources: Sequence[Message], targets: Sequence[Message]) -> None:
-    """Each source's values into its target, unless that is the same tensor; returns when they are there."""
     for (_, source), (_, target) in zip(sources, targets, strict=True):
         if source is not target:
             target.copy_(source)

@@ -170,7 +170,6 @@ def shared(sizes: Sequence[int], limit: int) -> list[tuple[int, int]]:
 
 
 def _known(mean: Tensor) -> Future:
-    """A future that is done: what waits for the stream is `BucketGraphs.launch`."""
     future: Future = torch.futures.Future()
     future.set_result(mean)
     return future

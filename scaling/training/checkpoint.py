@@ -111,8 +111,7 @@ class Checkpoint:
 
     @classmethod
     def from_bytes(cls, content: bytes, target: Target) -> Checkpoint:
-        """The checkpoint, its tensors in host memory. Nothing but tensors and plain values is read: no code
-        is run. CheckpointError: it is damaged, of another version, or made for another training."""
+        """Into host memory; no code is run. CheckpointError: damaged, of another version or training."""
         if not content.startswith(MAGIC):
             raise CheckpointError(f"it is no checkpoint of version {SCHEMA_VERSION}")
         start = len(MAGIC) + DIGEST_BYTES

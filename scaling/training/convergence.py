@@ -30,8 +30,7 @@ EVALUATION_TARGETS = 64_000
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is trained on. `seed`: decides, with the epoch, the order of the samples and their augmentation;
-    `augmented`: images are cropped and mirrored at random (`scaling.workloads.sampling`)."""
+    """`seed`: of order and augmentation, with the epoch; `augmented`: cropped and mirrored at random."""
 
     global_batch: int
     epochs: int

@@ -43,7 +43,6 @@ class BucketExchange:
 Record = list[BucketExchange]
 
 COMPUTATIONS = 3
-"""Of a gradient whose exchange is out of sight."""
 REPEATED_ROUNDING = 1e-4
 """As a ratio to the gradient's largest element: what rounding may do; in 16 bits the precision's epsilon."""
 

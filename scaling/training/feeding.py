@@ -33,8 +33,7 @@ class Batch(NamedTuple):
 
 class Feeder(Protocol):
     def next(self, marks: Marks) -> Batch:
-        """The next batch on the device, usable in the order of the current stream until the next call; there
-        is no last one. `marks` takes `input`, waiting for a batch, and `h2d`, moving it."""
+        """On the device, until the next call; there is no last one. `marks` takes `input` and `h2d`."""
 
 
 def feeder_for(

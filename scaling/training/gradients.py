@@ -43,8 +43,7 @@ AS_THEY_ARE = GradientSettings()
 
 
 class GradientTreatment:
-    """The treatment of one rank's gradients; `compute` decides whether the loss is scaled. `found_inf`:
-    float32 on the device, 1 where the last mean was not finite; None where no loss is scaled."""
+    """`found_inf`: float32, on the device, 1 where the last mean was not finite; None without a scale."""
 
     def __init__(self, settings: GradientSettings, compute: Compute, device: torch.device) -> None:
         self._settings, self._device = settings, device
@@ -77,8 +76,7 @@ class GradientTreatment:
         phase: PhaseMarker = unmarked,
         add_up: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """Divides the mean by the scale, notes infinities and clips it, all in place. `add_up`: sums a
-        float32 over the ranks, in place, where each has other elements. Collective."""
+        """All in place. `add_up`: sums a float32 over the ranks with other elements. Collective."""
         if not self.waits_for_all:
             return
         with phase("clip"):

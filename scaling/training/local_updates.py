@@ -122,7 +122,6 @@ class LocalStep(TrainingStep):
 
 
 def end_block(step: TrainingStep) -> None:
-    """Ends a block of local updates; of other steps nothing. Collective."""
     if isinstance(step, LocalStep):
         step.end_block()
 

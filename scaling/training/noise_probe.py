@@ -80,8 +80,7 @@ class NoiseProbe:
         self._squares: list[Tensor] = []
 
     def take(self, number: int, index: int, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The training's step, looked at where it is its turn; gives its loss. `number`: of the step, from 0
-        over the whole training; `index`: likewise in its epoch, which begins a block of local updates."""
+        """Gives the step's loss. `number`: from 0 over the training; `index`: from 0 in the epoch."""
         since = number - self._stride // 2
         if not self.is_on or index % self._every or since < 0 or since % self._stride >= self._every:
             return self._step(inputs, targets)

@@ -21,8 +21,7 @@ MOMENTUM = "momentum_buffer"
 
 
 class OptimizerSettings(ABC):
-    """An optimizer's name and numbers. `weight_decay`: factor of the parameters that is added to their
-    gradient, or decays them; `state_names`: of the tensors that it keeps for each parameter."""
+    """`weight_decay`: added to the gradient, or decays parameters; `state_names`: tensors of each."""
 
     state_names: ClassVar[tuple[str, ...]]
     learning_rate: float
@@ -36,8 +35,7 @@ class OptimizerSettings(ABC):
     def optimizer(
         self, parameters: Sequence[Tensor], *, capturable: bool = False, skippable: bool = False
     ) -> torch.optim.Optimizer:
-        """An optimizer of those tensors. If `capturable` its step may be captured in a CUDA graph; the
-        learning rate is a tensor on the device."""
+        """If `capturable` its step may be captured; the learning rate is a tensor on the device."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +147,7 @@ class OptimizerState:
         return {name: values.clone() for name, values in self._tensors().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over copies, in place where there are tensors; a place that has none begins anew: a state of
-        zeros is the one before the first step, of all three optimizers."""
+        """Copies, in place where tensors are; a place that the state lacks gets zeros, as before a step."""
         for place, parameter in self._places.items():
             for name in self._names:
                 key, tensors = _key(name, place), self._optimizer.state.get(parameter, {})

@@ -229,8 +229,7 @@ class OverlappedStep(TrainingStep):
         return self._ddp.no_sync()
 
     def _unexchanged(self, inputs: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
-        """This rank's gradients of a batch. An optimizer that exchanges hears of each backward pass. A
-        compiled step is compared with compiled code, which rounds elsewhere."""
+        """An optimizer that exchanges hears of each pass. Compiled code is kept: it rounds elsewhere."""
         scaled = self.treatment.scaled
         if self._path == "optimizer":
             loss = scaled(self.replica.forward(inputs, targets, self._forward))

@@ -90,8 +90,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class FlatBucket:
-    """Parameters of one dtype and device, moved into one flat buffer, and their gradients in another, which
-    backward fills."""
+    """Parameters of one dtype and device, flat, and their gradients, which backward fills."""
 
     def __init__(self, layout: BucketLayout, trainable: Sequence[nn.Parameter]) -> None:
         self.layout, self.trainable = layout, list(trainable)
@@ -198,8 +197,7 @@ def add_up(total: Tensor | None, loss: Tensor) -> Tensor:
 
 @torch.no_grad()
 def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
-    """Which of "loss", "gradients", "parameters" are not finite on this rank; waits for the device. A
-    gradient that the replica no longer has counts as finite."""
+    """Of "loss", "gradients", "parameters"; waits for the device. A gradient that is gone is finite."""
     gradients = [parameter.grad for parameter in replica.trainable if parameter.grad is not None]
     losses = [] if loss is None else [loss]
     values: dict[str, list[Any]] = {"loss": losses, "gradients": gradients, "parameters": replica.trainable}

@@ -39,7 +39,6 @@ class TrainingStep(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What was decided at the start, for the record of the run."""
         noted = dict.fromkeys(note for part in self._parts for note in part.state.notes)
         return [*self.replica.notes, *noted]
 
@@ -70,8 +69,7 @@ class TrainingStep(ABC):
         """Takes over, in place, what `state_dict` gave on this rank, maybe in another process. Collective."""
 
     def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
-        """Gets ready for steps with marked phases; there is no way back. False where phases cannot be
-        distinguished here. Collective."""
+        """For steps with marked phases, for good. Collective. False where there can be none."""
         return True
 
     def check(self) -> None:

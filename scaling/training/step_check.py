@@ -65,8 +65,7 @@ ASKED: dict[Law, str] = {
 
 @dataclass
 class StepCheckResult:
-    """What the checks of one run found. `coarse`: parameters whose gradients vary too much to be compared
-    closely; `largest_error_ratio`: error to what is allowed, of the worst element."""
+    """`coarse`: parameters whose gradients vary too much; `largest_error_ratio`: to what is allowed."""
 
     laws: set[Law] = field(default_factory=set)
     unchecked: set[str] = field(default_factory=set)
@@ -114,8 +113,7 @@ class StepCheck:
                 require_equal(shared_tensors(module, self._initial, self._ranks), self._ranks)
 
     def steps(self, batches: Sequence[Batch], max_steps: int) -> None:
-        """Takes and checks some steps, and puts everything back. Collective. ExchangeError: an exchange or an
-        update is not what it must be, or the replicas differ."""
+        """Puts all back. Collective. ExchangeError: a wrong exchange or update, or replicas differ."""
         if not self._aggregator.exchanges:
             return
         finite = all(bool(parameter.isfinite().all()) for parameter in self._step.replica.trainable)
@@ -140,8 +138,7 @@ class StepCheck:
 
     @contextmanager
     def _restored(self) -> Iterator[dict[str, Any]]:
-        """Puts the state of the step back afterwards; inside, the optimizer's is zero. Gives that state.
-        After a failure nothing is put back: other ranks may wait elsewhere, and the run is over."""
+        """Gives the begin, an optimizer at zero. Not after a failure: other ranks may wait elsewhere."""
         module, saved = self._step.replica.module, self._step.state_dict()
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         begin = {**saved, "update": _zeros(saved["update"])}

@@ -70,8 +70,7 @@ def worst_update(
     moments: Moments,
     rate_eps: float,
 ) -> tuple[int, float, float] | None:
-    """The element that is furthest from the optimizer's, its value and the optimizer's; None where all are
-    near enough. `rate_eps`: how far the learning rate may be off, as a ratio."""
+    """Its value and the optimizer's; None if all are near. `rate_eps`: of the learning rate, a ratio."""
     worst, largest = None, 1.0
     moments.steps += 1
     flat = [tensor.reshape(-1) for tensor in (new, old, delivered.mean)]
@@ -203,8 +202,7 @@ def adam_problem(
 def _worst_replayed(
     settings: AdamSettings, old: Tensor, new: Tensor, mean: Tensor, *, is_step: bool
 ) -> tuple[int, float, float] | None:
-    """The element that is farthest off, its value and the expected one; None where all are near enough.
-    Without a step (skipped for an infinite gradient) nothing may have changed."""
+    """None where all are near. After a skipped step (an infinite gradient) nothing may have changed."""
     if is_step:
         moments, rate_eps = Moments.zero(settings, old), torch.finfo(torch.float32).eps
         return worst_update(settings, new, old, Delivered(mean, 0.0), moments, rate_eps)

@@ -14,7 +14,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy over all targets: a scalar, with its graph."""
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
@@ -83,8 +82,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def fetch(self) -> None:
-        """Makes the files be there, downloading what is missing. Called once a machine, before any `load`.
-        DataError: naming file, expected checksum and the places looked at."""
+        """Once a machine, before any `load`; may download. DataError: file, checksum and places."""
 
     @abstractmethod
     def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:

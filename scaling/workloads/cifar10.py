@@ -53,8 +53,7 @@ def find_source(folders: Sequence[Path]) -> Path | None:
 
 
 def read_checked(source: Path) -> Iterator[tuple[DataFile, bytes]]:
-    """Yields each of the six batches and its bytes, as published, in the order in which the source has them.
-    DataError: the source cannot be read, lacks a batch, or has one with the wrong MD5."""
+    """Six (batch, bytes) in the source's order. DataError: unreadable, incomplete, or a wrong MD5."""
     missing = {file.name: file for file in (*TRAIN, *TEST)}
     members = _read_archive(source) if source.name == ARCHIVE.name else _read_unpacked(source)
     try:
@@ -149,7 +148,6 @@ class Cifar10(Dataset):
         return DataShape((3, 32, 32), 10)
 
     def available(self) -> bool:
-        """What they contain is for `load` to check."""
         return find_source(HOME.folders(os.environ)) is not None
 
     def fetch(self) -> None:
@@ -180,7 +178,6 @@ class Cifar10(Dataset):
 
 
 def _decoded(source: Path) -> list[npt.NDArray[np.uint8]]:
-    """Images [n, 3072] and labels [n] to train on, then those to test on."""
     batches = {file.name: parse_batch(content) for file, content in read_checked(source)}
     arrays = []
     for files in (TRAIN, TEST):

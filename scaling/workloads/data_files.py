@@ -96,8 +96,7 @@ class DataHome:
             self.read_checked(file, folders)
 
     def download(self, file: DataFile, folders: Sequence[Path], mirrors: Sequence[str]) -> None:
-        """Downloads the file into the last folder; any number of processes may. `mirrors`: addresses that end
-        in "/", tried in this order. DataError: none delivers it, or it cannot be stored."""
+        """`mirrors`: end in "/", tried in order. DataError: none delivers, or storing fails."""
         target = folders[-1] / file.name
         try:
             download([mirror + file.name for mirror in mirrors], target, file.md5)
@@ -114,7 +113,6 @@ class DataHome:
 
 
 def find(name: str, folders: Sequence[Path]) -> Path | None:
-    """Where a file or folder is first found, whatever it contains; None if it is nowhere."""
     # lexists: a link to nowhere is a damaged file, not a missing one.
     return next((folder / name for folder in folders if os.path.lexists(folder / name)), None)
 
@@ -190,8 +188,7 @@ def _append(part: BinaryIO, url: str, start: int) -> None:
 
 
 def _receive(url: str, start: int) -> Generator[tuple[int, bytes], None, None]:
-    """Yields (position in the file, bytes): from `start` on, or from 0 if the mirror knows no ranges. Errors
-    of the network are raised as _TransferError, so that an OSError of the caller is one of storing."""
+    """(position, bytes) from `start`, or 0 without ranges. _TransferError: of the network alone."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310 (of our own tables)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
@@ -274,7 +271,6 @@ def _key(sources: Sequence[Path]) -> str:
 
 
 def _mapped(path: Path) -> list[Bytes] | None:
-    """The arrays of a file; None where it does not exist or is damaged."""
     try:
         with path.open("rb") as file:
             header = file.readline(LONGEST_HEADER)
@@ -290,7 +286,6 @@ def _mapped(path: Path) -> list[Bytes] | None:
 
 
 def _store(path: Path, arrays: Sequence[Bytes]) -> None:
-    """Writes a whole file or none, in the place of those of other sources."""
     path.parent.mkdir(parents=True, exist_ok=True)
     checksum = 0
     for array in arrays:

@@ -58,7 +58,6 @@ class Mnist(Dataset):
         return DataShape((1, 28, 28), 10)
 
     def available(self) -> bool:
-        """What they contain is for `load` to check."""
         folders = data_folders(os.environ)
         return all(find(file.name, folders) is not None for file in FILES)
 

@@ -20,8 +20,6 @@ Size = Literal["nano", "small", "medium"]
 
 
 class Dimensions(NamedTuple):
-    """Of a size: blocks, heads of each, width, and the usual context and vocabulary."""
-
     num_layers: int
     num_heads: int
     width: int
@@ -40,8 +38,6 @@ WEIGHT_SD = 0.02
 
 
 class Attention(nn.Module):
-    """Causal self-attention of several heads."""
-
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -74,8 +70,6 @@ class TransformerBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The decoder, of dimensions with the vocabulary and the context that it is made for."""
-
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
         width = dimensions.width

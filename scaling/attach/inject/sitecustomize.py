@@ -1,6 +1,4 @@
-"""Python runs this at start where its folder is first on PYTHONPATH. It imports nothing of this project, so
-the script's own packages are the ones that it finds without it.
-"""
+"""Python runs this at start. It imports nothing of this project, so the script finds its own packages."""
 
 import _thread
 import importlib

@@ -39,8 +39,7 @@ def start() -> Any:
 
 @contextmanager
 def attached(model: Any, optimizer: Any) -> Iterator[None]:
-    """Marks the training steps of a script that `scaling attach` does not reach by itself. Without `scaling
-    attach` around it, it does nothing."""
+    """Marks the steps of a script that `scaling attach` does not reach by itself; else does nothing."""
     if os.environ.get("SCALING_ATTACH"):
         injected = sys.modules.get(INJECTED)
         (injected.start if injected else start)().take(model, optimizer)

@@ -67,8 +67,7 @@ class Copies:
         return place if os.access(place, os.F_OK) else path
 
     def begin(self, status: os.stat_result, name: str | None) -> str:
-        """Where a file's copy is or will be; it is made if there is none yet. `name`: where its content is;
-        None if the copy is written from its start."""
+        """Where a file's copy is, made if there is none. `name`: of its content; None: empty."""
         with suppress(FileExistsError):
             self._mkdir(self._folder)
         place = self.place(status)

@@ -44,8 +44,7 @@ BETWEEN_SAMPLES_S = 1e-3  # ranks meet, and agree on the slowest
 MAX_REPEATS = 100
 MIN_SAMPLES, MAX_SAMPLES = 3, 30
 WARM_UPS = 3
-"""The first makes connections and maps memory: what it takes is set-up, and no part of the case's time. The
-second is one operation, the third several in a row: they tell how many a sample takes."""
+"""One sets up connections and memory, outside the case's time; one operation; several, to size a sample."""
 
 WAKE_S = 0.5
 """Before the first case every rank keeps its device busy for so long: idle ones lower their clocks."""
@@ -76,8 +75,7 @@ class ProbeCase:
 
 @dataclass(frozen=True)
 class ProbeSample:
-    """The time of one operation: of several in a row, on the slowest rank, divided by their number. `launch`:
-    "default", or "host_only" without access between GPUs."""
+    """One of several in a row, on the slowest rank. `launch`: "default", or "host_only": no peer access."""
 
     launch: str
     operation: str
@@ -229,8 +227,7 @@ ROW = TypeAdapter(ProbeSample)
 
 
 def from_csv(text: str) -> list[ProbeSample]:
-    """The inverse of `as_csv`, to as many digits as it keeps. Raises ValueError: a column is missing, or a
-    value is none; naming the line."""
+    """To the digits that `as_csv` keeps. ValueError: a column is missing, or a value; names the line."""
     samples = []
     for number, row in enumerate(csv.DictReader(io.StringIO(text), strict=True), 2):
         ranks, num_threads = (row.get("ranks") or "").split(), row.get("num_threads") or None

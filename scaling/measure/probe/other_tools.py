@@ -157,7 +157,6 @@ def _dicts(values: Any) -> list[dict[str, Any]]:
 
 
 def _check_results(content: _NcclTests, source: str) -> None:
-    """Raises where the sums were wrong: then the times are of something else."""
     for result in content.results:
         for side in (result.in_place, result.out_of_place):
             if side is not None and side.nwrong:

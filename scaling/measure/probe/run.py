@@ -61,8 +61,7 @@ class ProbeLaunch:
 
 @dataclass(frozen=True)
 class ProbeSpec:
-    """What is to be measured. `seconds`: for measuring, of all launches together; starting them comes on top;
-    `launcher`: "local" (torchrun) or "mpirun", which has MPI's all-reduce measured too."""
+    """`seconds`: of measuring, all launches together; `launcher`: "local" (torchrun) or "mpirun"."""
 
     world_size: int
     device: str

@@ -226,8 +226,7 @@ HEADINGS = ("", "latency", "bandwidth", "line off by", "largest", "time", "algbw
 
 
 def table(series: Series) -> list[str]:
-    """A line for each operation: latency and bandwidth as fitted, and the largest size with its bandwidths.
-    The fitted line is off by so much at the size where it is worst."""
+    """A line for each operation: the fit, its worst error, and the largest size with its bandwidths."""
     rows = [HEADINGS, *(_row(single) for single in series.all())]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEADINGS))]
     return [
@@ -257,7 +256,6 @@ def _row(single: OneSeries) -> tuple[str, ...]:
 
 
 def label(sample: ProbeSample) -> str:
-    """`send ranks 0,1`: what was measured, without its size."""
     words = [sample.operation, sample.memory, "captured" if sample.captured else ""]
     words += [f"ranks {','.join(map(str, sample.ranks))}"]
     words += [f"{sample.num_threads} thread" if sample.num_threads else ""]
@@ -266,7 +264,6 @@ def label(sample: ProbeSample) -> str:
 
 
 def size_text(num_bytes: int) -> str:
-    """`256 MiB`, `4 KiB`."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:g} {name}"

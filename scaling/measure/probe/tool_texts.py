@@ -29,7 +29,6 @@ PROGRAM = re.compile(r"# Collective test starting: (\S+)")
 OUT_OF_BOUNDS = re.compile(r"# Out of bounds values\s*: (\d+)")
 ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s+\w+\s")
 SIDE = 4
-"""Columns: time, algbw, busbw, errors."""
 DIGIT = 0.01
 """The last of the rates in GB/s."""
 MOST_ERROR = 0.1
