@@ -23,8 +23,7 @@ MEETING_TOKEN_VARIABLE = "SCALING_MEETING_TOKEN"  # noqa: S105 (its name)
 LOOPBACK = "127.0.0.1"
 LOOPBACK_LIMIT_S = 5.0
 
-JOIN_TIMEOUT_S = 300.0
-"""Without the variable: nodes of a batch job may come minutes apart."""
+JOIN_TIMEOUT_S = 300.0  # without the variable: nodes of a batch job may come minutes apart
 
 
 def join_timeout_s(environ: Mapping[str, str]) -> float:

@@ -22,10 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # started by its file: the c
 from launchers import processes
 
 POLL_S = 0.02
-END_LIMIT_S = processes.GRACE_S - 2.0
-"""Before `processes.end` ends this process by force."""
-LEFT_S = 2.0
-"""What a command that has ended leaves behind has so long."""
+END_LIMIT_S = processes.GRACE_S - 2.0  # before `processes.end` ends this process by force
+LEFT_S = 2.0  # what a command that has ended leaves behind has so long
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

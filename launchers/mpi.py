@@ -8,11 +8,9 @@ from pathlib import Path
 
 from launchers.rank_info import RankInfo
 
-TABLES = ("openmpi", "mpich")
-"""Launchers of `launchers.rank_info` whose processes are MPI's."""
+TABLES = ("openmpi", "mpich")  # launchers of `launchers.rank_info` whose processes are MPI's
 
-SRUN_SIGNS = ("PMIX_RANK", "PMI_RANK")
-"""What `srun --mpi=pmix` and `--mpi=pmi2` set."""
+SRUN_SIGNS = ("PMIX_RANK", "PMI_RANK")  # what `srun --mpi=pmix` and `--mpi=pmi2` set
 
 DAEMONS = {
     "openmpi": ("mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"),

@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn, Protocol
 
-GRACE_S = 10.0
-"""What a launch has between the request to end and the end by force."""
+GRACE_S = 10.0  # what a launch has between the request to end and the end by force
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -175,8 +174,7 @@ def say_line(text: str) -> None:
     sys.stderr.flush()
 
 
-EXIT_S = 60.0
-"""For exit functions, which libraries and a user's model register."""
+EXIT_S = 60.0  # for exit functions, which libraries and a user's model register
 
 
 def _end_late(code: int) -> None:

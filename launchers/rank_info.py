@@ -43,8 +43,7 @@ SET_NO_MEETING = ("mvapich2", "pals", "flux")
 RANK_VARIABLES = "SCALING_RANK_VARIABLES"
 """Set by a launcher that none of the tables fits: the variables of FIELDS, in their order, with commas."""
 
-MAX_NUMBER = 2**31 - 1
-"""Of a rank or a number of ranks: what torch takes."""
+MAX_NUMBER = 2**31 - 1  # of a rank or a number of ranks: what torch takes
 
 
 class RankError(ValueError):

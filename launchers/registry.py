@@ -11,8 +11,7 @@ from importlib.metadata import entry_points
 
 from launchers.base import Launcher
 
-GROUP = "scaling.launchers"
-"""The entry points by which other packages offer launchers."""
+GROUP = "scaling.launchers"  # the entry points by which other packages offer launchers
 
 BUILT_IN = {
     "local": "launchers.local:LocalLauncher",

@@ -18,8 +18,7 @@ from launchers.base import Launcher, LaunchSpec, join_timeout_s
 from launchers.rank_info import LAUNCHER_VARIABLE
 from launchers.slurm_variables import rendezvous
 
-PORT_WAIT_S = 5.0
-"""The launch before may take this long to give the port back."""
+PORT_WAIT_S = 5.0  # the launch before may take this long to give the port back
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,7 @@ class SlurmSrun(SlurmLauncher):
         return [*srun(nodes, workers_per_node), python, *worker]
 
 
-STORE_TIMEOUT_S = 60
-"""What torchrun gives a connection to the store of its rendezvous, by default."""
+STORE_TIMEOUT_S = 60  # what torchrun gives a connection to the store of its rendezvous, by default
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 MIN_BURST_BYTES = 16_384
 BURST_S = 0.01  # of the rate: more than comes in a tick of the kernel's clock, 4 ms and less
 QUEUE = "1s"  # what waits is not dropped before that
-GRACE_S = 15.0
-"""When one host's command has failed, the other's has this long to find out."""
+GRACE_S = 15.0  # when one host's command has failed, the other's has this long to find out
 
 NO_SUCH_QUEUE = "Specified qdisc kind is unknown"
 

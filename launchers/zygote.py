@@ -47,8 +47,7 @@ COMMAND_LINE_ROOM = " " * 4096
 
 START_LIMIT_S = 300.0
 
-STARTED_AT_ONCE = 4
-"""Zygotes that import at the same time, before the first launch: those of so many repeats."""
+STARTED_AT_ONCE = 4  # zygotes that import at the same time, before the first launch: those of so many repeats
 
 
 class ZygoteError(RuntimeError):

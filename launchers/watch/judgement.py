@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 from launchers.watch.heartbeat import Position
 
-SLACK = 10.0
-"""A step that took so many times as long as the longest before it still counts as one of them."""
+SLACK = 10.0  # a step that took so many times as long as the longest before it still counts as one of them
 
 FRAMES_SHOWN = 8
 
-PREFIX = "watcher: "
-"""What a watcher's lines begin with, after what a launcher may put before them."""
+PREFIX = "watcher: "  # what a watcher's lines begin with, after what a launcher may put before them
 
 UNKNOWN_CODE = "with an unknown exit code"
 

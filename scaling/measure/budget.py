@@ -32,8 +32,7 @@ PHASES = (
 
 Floats = NDArray[np.float64]
 
-MAIN = "main"
-"""The lane of the computation; every other lane runs concurrently."""
+MAIN = "main"  # the lane of the computation; every other lane runs concurrently
 
 HOOK = "hook"
 

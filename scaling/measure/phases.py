@@ -21,8 +21,7 @@ from scaling.measure.clock import Clock, GraphClock
 
 Lane = Literal["main", "comm", "copy", "hook"]
 
-COMPUTED = ("forward", "backward")
-"""Phases of which it is recorded how far the device is behind the host."""
+COMPUTED = ("forward", "backward")  # phases of which it is recorded how far the device is behind the host
 
 
 class Marks:

@@ -28,8 +28,7 @@ from topologies.detect_nvml import Asker, load
 if TYPE_CHECKING:
     import torch
 
-SHORTEST_WINDOW_S = 0.5
-"""Five steps of the counter of energy."""
+SHORTEST_WINDOW_S = 0.5  # five steps of the counter of energy
 
 THROTTLE_REASONS = {
     0x04: "power cap",

@@ -35,8 +35,7 @@ CONFIDENCE = 0.95
 FEWEST = 6
 BATCHES = 10
 
-ONE_LAUNCH = "within this launch only"
-"""The interval's method where there is one launch."""
+ONE_LAUNCH = "within this launch only"  # the interval's method where there is one launch
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,7 @@ def interval_within_launch(samples: Sequence[float] | FloatArray) -> tuple[float
 
 
 MIN_SAMPLES = 20
-LOOK_EVERY = 10
-"""Samples between two looks: for callers."""
+LOOK_EVERY = 10  # samples between two looks: for callers
 
 
 def relative_half_width(times: Sequence[float]) -> float:
@@ -131,8 +129,7 @@ def enough(times: Sequence[float], goal: float = 0.01, min_samples: int = MIN_SA
     return len(times) >= min_samples and relative_half_width(times) <= goal
 
 
-LEVEL = 0.05
-"""Probability at most, of taking steady times for warm-up."""
+LEVEL = 0.05  # probability at most, of taking steady times for warm-up
 
 SMALLEST_WINDOW = 6
 """Of two halves of three, one order of the 20 is significant at 5%; of anything smaller none is."""

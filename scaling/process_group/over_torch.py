@@ -63,8 +63,7 @@ SPIN_S = 5e-3
 POLL_S = 50e-6
 ASK_AFTER_S = 0.5
 CLOCK_ROUND_TRIPS = 10
-WAIT_LIMIT_S = 1800.0
-"""As long as a collective may take (`scaling.runtime.workers`)."""
+WAIT_LIMIT_S = 1800.0  # as long as a collective may take (`scaling.runtime.workers`)
 
 # Newer torch calls them so, and warns of the older names.
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)

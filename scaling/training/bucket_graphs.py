@@ -21,8 +21,7 @@ from scaling.process_group import Group
 from scaling.training.exchanges import Record, recorded
 
 WARMUP_CALLS = 3
-SHARED_BYTES = 100 * 2**20
-"""Of gradients, at most, that share a graph."""
+SHARED_BYTES = 100 * 2**20  # of gradients, at most, that share a graph
 
 Exchange = Callable[[AggregatorState, Tensor, PhaseMarker], Tensor]
 Future = torch.futures.Future[Tensor]

@@ -31,8 +31,7 @@ CONTENT = ("rows", "step", "random_states", "hosts", "saved_together")
 WRONG_CONTENT = (CheckpointError, RuntimeError, LookupError, TypeError, ValueError, AttributeError)
 """What is raised where a checkpoint that can be read holds something else than its training has."""
 
-STATE_DIGEST_BYTES = 6
-"""Travels as a float64, which holds 53 bits."""
+STATE_DIGEST_BYTES = 6  # travels as a float64, which holds 53 bits
 
 
 @dataclass(frozen=True)

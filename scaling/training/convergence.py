@@ -24,8 +24,7 @@ from scaling.workloads.base import Loss, Split, cross_entropy
 from scaling.workloads.sampling import crop_and_flip, epoch_batches, epoch_variations, shard
 
 EVALUATION_BATCH = 1000
-EVALUATION_TARGETS = 64_000
-"""Of texts, whose logits are as many as their tokens times the vocabulary."""
+EVALUATION_TARGETS = 64_000  # of texts, whose logits are as many as their tokens times the vocabulary
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,8 @@ Law = Literal["exact mean", "residuals", "error bound"]
 CHUNK_ELEMENTS = 2**22
 ROUNDING = {torch.float64: 4.0, torch.float32: 2.0, torch.float16: 8.0, torch.bfloat16: 8.0}
 """Of a sum of gradients, in epsilons of the sum of their magnitudes: enough for any order of adding."""
-RESIDUAL_ROUNDING = 16.0
-"""Of the law of residuals, in epsilons of its largest terms."""
-BOUND_ROUNDING = 1e-5
-"""Of bounds, which travel as float32, as a ratio to them."""
+RESIDUAL_ROUNDING = 16.0  # of the law of residuals, in epsilons of its largest terms
+BOUND_ROUNDING = 1e-5  # of bounds, which travel as float32, as a ratio to them
 RECOMPUTED_ROUNDING = 1e-3
 """As a ratio to their tensor's largest, since kernels may add in another order; in 16 bits epsilon."""
 REPEATED_TIMES, OF_FEW = 2.0, 16.0
@@ -210,14 +208,11 @@ def _worst(exchange: BucketExchange, start: int, stop: int, expected: Tensor, al
     return worst
 
 
-DROPPED_BITS = 12
-"""The lowest ones, which know least; a float64, in which digests travel, holds 53 bits."""
+DROPPED_BITS = 12  # the lowest ones, which know least; a float64, in which digests travel, holds 53 bits
 
-BLOCK = 1 << 20
-"""Elements that are hashed at once: their copy takes eight bytes each."""
+BLOCK = 1 << 20  # elements that are hashed at once: their copy takes eight bytes each
 
-BETWEEN_BLOCKS = 6364136223846793005
-"""Odd; Knuth's multiplier of MMIX."""
+BETWEEN_BLOCKS = 6364136223846793005  # odd; Knuth's multiplier of MMIX
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element -> an integer that holds them."""

@@ -35,8 +35,7 @@ from scaling.training.replica import FlatBucket, FlatReplica, require_dtypes, ta
 from scaling.training.step import TrainingStep, by_bucket, of_buckets, sum_over_owners
 from scaling.training.update import SpansUpdate
 
-NUM_STREAMS = 2
-"""One bucket is encoded while another one's messages are under way."""
+NUM_STREAMS = 2  # one bucket is encoded while another one's messages are under way
 
 
 @dataclass

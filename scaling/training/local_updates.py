@@ -26,8 +26,7 @@ from scaling.training.outer_updates import OuterUpdate
 from scaling.training.replica import FlatBucket, FlatReplica
 from scaling.training.step import EagerStep, Part, TrainingStep, by_bucket, of_buckets, started
 
-CHECKED_STEPS = 4
-"""Of a block that is checked, at most: what is checked is its end."""
+CHECKED_STEPS = 4  # of a block that is checked, at most: what is checked is its end
 
 
 class LocalStep(TrainingStep):

@@ -38,8 +38,7 @@ Source = Literal["delivered", "exchanged", "recomputed"]
 STRIDE: dict[Source, int] = {"delivered": 32, "exchanged": 256, "recomputed": 256}
 """Steps from one that is looked at to the next: the mean is delivered; it takes an exchange; or a pass."""
 
-HIDDEN_PASSES = 3
-"""That a step takes where a library hides what it exchanges (`scaling.training.exchanges`)."""
+HIDDEN_PASSES = 3  # that a step takes where a library hides what it exchanges (`scaling.training.exchanges`)
 
 
 class NoiseProbe:

@@ -26,8 +26,7 @@ from scaling.bucket import BucketLayout
 from scaling.training.exchange_check import CHUNK_ELEMENTS, place
 from scaling.training.optimizers import AdamSettings, OptimizerSettings, SgdSettings
 
-UPDATE_ROUNDING = 32.0
-"""Of an update, in epsilons of its terms."""
+UPDATE_ROUNDING = 32.0  # of an update, in epsilons of its terms
 ADAM_ROUNDING = 1e-4
 """Of Adam's step, as a ratio to it: 1 - b2 is 0.001, which float32 knows to five digits as a difference."""
 

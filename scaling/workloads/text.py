@@ -24,8 +24,7 @@ from scaling.errors import DataError, StudyError
 from scaling.workloads.base import Dataset, DataShape, DataSplits, Split
 
 NUM_BYTES = 256
-TEST_SHARE = 10
-"""One piece of so many is tested on."""
+TEST_SHARE = 10  # one piece of so many is tested on
 
 
 @final

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-PRECISIONS = ("float32", "tf32", "bf16", "fp16")
-"""Of products of matrices; processors have no TF32."""
+PRECISIONS = ("float32", "tf32", "bf16", "fp16")  # of products of matrices; processors have no TF32
 
 ALL_REDUCES = ("all_reduce", "mpi_all_reduce")
 

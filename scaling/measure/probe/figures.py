@@ -18,8 +18,7 @@ from topologies.model import Topology
 SATURATED_RATIO = 0.9
 """Copies at once are held up by one another where each gets less than this part of its speed alone."""
 
-Figures = dict[str, dict[str, Observed]]
-"""Id of a device or link -> figure of its type -> value."""
+Figures = dict[str, dict[str, Observed]]  # id of a device or link -> figure of its type -> value
 
 THERE, BACK = "bandwidth_bytes_per_s", "back_bytes_per_s"
 

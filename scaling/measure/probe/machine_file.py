@@ -31,8 +31,7 @@ from topologies.file_format import DerivedFile, MachineFile, of_form, parse
 from topologies.file_text import WIDTH, as_yaml, validated
 from topologies.model import Path, Topology
 
-DIFFERS_RATIO = 0.25
-"""A prediction that is further off than this is reported."""
+DIFFERS_RATIO = 0.25  # a prediction that is further off than this is reported
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from scaling.measure.probe.machine_file import ProbeResult, result_of, with_dete
 from topologies.detect import num_usable_cores
 from topologies.facts import Facts
 
-START_LIMIT_S = 180.0
-"""What importing, joining and making connections may take beyond the time for measuring."""
+START_LIMIT_S = 180.0  # what importing, joining and making connections may take beyond the time for measuring
 
 SLACK_RATIO = 2.0
 """A launch may measure so much longer than its budget: the least of each size is always measured."""

@@ -29,10 +29,8 @@ PROGRAM = re.compile(r"# Collective test starting: (\S+)")
 OUT_OF_BOUNDS = re.compile(r"# Out of bounds values\s*: (\d+)")
 ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s+\w+\s")
 SIDE = 4
-DIGIT = 0.01
-"""The last of the rates in GB/s."""
-MOST_ERROR = 0.1
-"""Relative, of versions before 2.13: rounding gives less."""
+DIGIT = 0.01  # the last of the rates in GB/s
+MOST_ERROR = 0.1  # relative, of versions before 2.13: rounding gives less
 
 
 def is_nccl_tests(text: str) -> bool:
