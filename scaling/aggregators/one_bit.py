@@ -55,12 +55,9 @@ from scaling.process_group import Group, Message
 TORCH_ENCODE_BYTES_MOVED = 25.0
 """Read and written by torch's operations for each byte that is encoded and whose residual is taken: 3 to add
 the residual, 8 for the two means, 5 to pack, 9 to decode and for the new residual."""
-TORCH_DECODE_BYTES_MOVED = 8.5
-"""For each byte that is unpacked, decoded and added."""
-ENCODE_BYTES_MOVED = 5.0
-"""The same in kernels: gradient and residual read twice, the residual written."""
-DECODE_BYTES_MOVED = 1.0
-"""Likewise: what is decoded is written, or added up in registers."""
+TORCH_DECODE_BYTES_MOVED = 8.5  # For each byte that is unpacked, decoded and added
+ENCODE_BYTES_MOVED = 5.0  # the same in kernels: gradient and residual read twice, the residual written
+DECODE_BYTES_MOVED = 1.0  # Likewise: what is decoded is written, or added up in registers
 
 PLAIN_BITS = 32
 

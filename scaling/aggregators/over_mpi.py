@@ -42,8 +42,7 @@ from scaling.collectives.plan import CodecWork, Exchange, Stage
 from scaling.process_group import Group, Message, MpiGroup
 from scaling.process_group.delegated import SUMMED
 
-DIVIDE_BYTES_MOVED = 2.0
-"""In host memory for each byte that is divided: read and written."""
+DIVIDE_BYTES_MOVED = 2.0  # in host memory for each byte that is divided: read and written
 
 
 @dataclass

@@ -45,12 +45,9 @@ from scaling.process_group import Group
 
 ENCODE_BYTES_MOVED = 5.0
 """For each byte of the gradient: 3 to add it to the residual, 2 to read the sum for P and for Q."""
-DECODE_BYTES_MOVED = 3.0
-"""1 for P Q^T, 2 for the residual of large matrices."""
-LARGE_BATCH_BYTES = 4 << 20
-"""Some two microseconds of a GPU's memory, which a launch takes too."""
-SUMMED_UNIFORMS = 4
-"""Their sum, less its mean, is close enough to a normal number for a random direction."""
+DECODE_BYTES_MOVED = 3.0  # 1 for P Q^T, 2 for the residual of large matrices
+LARGE_BATCH_BYTES = 4 << 20  # Some two microseconds of a GPU's memory, which a launch takes too
+SUMMED_UNIFORMS = 4  # Their sum, less its mean, is close enough to a normal number for a random direction
 
 
 class PowerSgdState(WatchedState):

@@ -35,12 +35,10 @@ from scaling.errors import StudyError
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket
 
-EARLIEST_STEP = 2
-"""That torch allows: DDP rebuilds its buckets behind the first."""
+EARLIEST_STEP = 2  # that torch allows: DDP rebuilds its buckets behind the first
 ENCODE_BYTES_MOVED = 7.0
 """For each byte of the gradient: 3 to add the residual, 2 to copy the sum, 2 to read it for P and for Q."""
-DECODE_BYTES_MOVED = 4.0
-"""1 for P Q^T, 3 for the residual."""
+DECODE_BYTES_MOVED = 4.0  # 1 for P Q^T, 3 for the residual
 
 
 @final

@@ -65,8 +65,7 @@ class SixteenBitCodec(Codec):
         out.copy_(wire)
 
 
-CAST_BYTES_MOVED = 2.5
-"""For each byte of the gradient, to cast and to divide; back it is 1.5."""
+CAST_BYTES_MOVED = 2.5  # For each byte of the gradient, to cast and to divide; back it is 1.5
 
 
 @dataclass

@@ -21,10 +21,8 @@ from scaling.codecs.finite import FiniteWatch
 from scaling.errors import CheckpointError, LaunchError, StudyError
 from scaling.process_group import Group
 
-SEPARATOR = "/"
-"""Between a kind and a parameter, whose name may hold more of them."""
-BUCKET = "bucket"
-"""[32] uint8: the digest of a bucket's layout."""
+SEPARATOR = "/"  # Between a kind and a parameter, whose name may hold more of them
+BUCKET = "bucket"  # [32] uint8: the digest of a bucket's layout
 
 
 def named(kind: str, parameters: Iterable[str], tensors: Iterable[Tensor]) -> dict[str, Tensor]:

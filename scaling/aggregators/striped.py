@@ -142,8 +142,7 @@ class StripeParts:
 TORCH_ENCODE_BYTES_MOVED = 14.0
 """Read and written by torch's operations for each byte that is encoded and whose residual is taken, of 1-bit
 codes: 3 to add the residual, 3 to compare and pack, 3 for the scale, 2 to unpack, 3 for the residual."""
-TORCH_DECODE_BYTES_MOVED = 4.0
-"""For each byte that is unpacked, decoded and added."""
+TORCH_DECODE_BYTES_MOVED = 4.0  # For each byte that is unpacked, decoded and added
 
 
 class StripesState(WatchedState):

@@ -52,8 +52,7 @@ KernelKind = Literal["FLAT", "MEAN", "ROOT", "VOTE", "TWO", "LEVELS", "LEVELS_OF
 
 Kernel = Union[KernelKind, "type[ChunkCoder]", None]  # evaluated when the module is imported
 
-CHUNK_MULTIPLE = 32
-"""Elements of a chunk come in multiples: whole words, whatever the bits of an element."""
+CHUNK_MULTIPLE = 32  # Elements of a chunk come in multiples: whole words, whatever the bits of an element
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError
 
 NUM_NAMED = 3
-WATCH_ELEMENTS = 1024
-"""Of a span, where a codec has no chunks of its own."""
+WATCH_ELEMENTS = 1024  # of a span, where a codec has no chunks of its own
 
 
 class FiniteWatch:

@@ -24,8 +24,7 @@ from scaling.codecs import one_bit
 from scaling.codecs.one_bit import Encoded, Threshold, as_matrix, levels
 from scaling.codecs.stripes import StripeLayout
 
-ALIGNED_WORDS = 32
-"""Messages begin at multiples of 128 bytes, as device memory is best read."""
+ALIGNED_WORDS = 32  # Messages begin at multiples of 128 bytes, as device memory is best read
 
 
 class StripeBuffers:
@@ -161,11 +160,9 @@ def _aligned(words: int) -> int:
     return math.ceil(words / ALIGNED_WORDS) * ALIGNED_WORDS
 
 
-MIN_ELEMENTS = 1 << 14
-"""Below, a matrix is in the cache anyway, and the number of operations counts."""
+MIN_ELEMENTS = 1 << 14  # Below, a matrix is in the cache anyway, and the number of operations counts
 
-Plane = Callable[[int, slice], Tensor]
-"""(number, its rows) -> what is to be added to that plane."""
+Plane = Callable[[int, slice], Tensor]  # (number, its rows) -> what is to be added to that plane
 
 
 class PlaneStripes(TorchStripes):

@@ -26,8 +26,7 @@ from scaling.process_group import Group
 
 Transport = Literal["auto", "sends", "peer_memory", "one_kernel", "host_memory"]
 
-BY_PEERS = ("peer_memory", "one_kernel")
-"""Those over memory that other ranks read and write."""
+BY_PEERS = ("peer_memory", "one_kernel")  # Those over memory that other ranks read and write
 
 
 class RankExchange:

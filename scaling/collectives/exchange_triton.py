@@ -120,8 +120,7 @@ def two_shot(
 
 
 SLOTS = tl.constexpr(4)
-LINE = tl.constexpr(16)
-"""Counters are a line of 128 bytes apart."""
+LINE = tl.constexpr(16)  # Counters are a line of 128 bytes apart
 
 
 @triton.jit

@@ -41,8 +41,7 @@ from topologies.model import Topology
 
 FLOW_UNITS = 100_000_000  # the buffer in the maximum flows, which take whole numbers
 FLOW_TOLERANCE = 1e-5
-MAX_BOUND_S = 2.5
-"""After that long the bound so far is given: where there are many ranks, it is found early."""
+MAX_BOUND_S = 2.5  # After that long the bound so far is given: where there are many ranks, it is found early
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,7 @@ Algorithm = Literal[
     "recursive doubling", "ring", "segmented ring", "reduce-scatter and all-gather", "reduce and broadcast"
 ]
 
-SEGMENT_BYTES = 1 << 20
-"""Of Open MPI's segmented ring before 4.1."""
+SEGMENT_BYTES = 1 << 20  # of Open MPI's segmented ring before 4.1
 
 _DOUBLING: Final = "recursive doubling"
 _RING: Final = "ring"
@@ -207,11 +206,9 @@ def _by_nodes(across: Schedule, per_node: int) -> Schedule:
     return Schedule("by_nodes", nodes * per_node, width, tuple(steps))
 
 
-MESSAGE_S = 2e-6
-"""Of a message through shared memory, whatever its size. An assumption; calibrated."""
+MESSAGE_S = 2e-6  # of a message through shared memory, whatever its size. An assumption; calibrated.
 
-COPY_BYTES_MOVED = 2.0
-"""In memory for each byte that is copied: read and written."""
+COPY_BYTES_MOVED = 2.0  # in memory for each byte that is copied: read and written
 
 
 def process_places(topology: Topology, world_size: int) -> list[Place]:
@@ -254,8 +251,7 @@ def by_processes(
     return Price(latency_s, flow_s, busiest)
 
 
-MAX_TRANSFERS = 100_000
-"""Of one step that are priced, one by one: a million take half a minute."""
+MAX_TRANSFERS = 100_000  # of one step that are priced, one by one: a million take half a minute
 
 
 class _StepPricer:

@@ -41,8 +41,7 @@ from scaling.collectives.placement import Place, Price
 from topologies.gpus import compute_capability
 from topologies.model import Topology
 
-MOST_SEARCHED = 8
-"""GPUs of which all orders are tried: 5,040."""
+MOST_SEARCHED = 8  # GPUs of which all orders are tried: 5,040
 
 NVLINKS = ("nvlink", "xgmi")
 
@@ -153,11 +152,9 @@ def _rings(pairs: _Pairs, orders: NDArray[np.int64], rates: NDArray[np.float64])
     return Rings(float(rates.sum()), busiest, listed, kind)
 
 
-PROTOCOLS: dict[str, float] = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
-"""Share of the bandwidth."""
+PROTOCOLS: dict[str, float] = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}  # Share of the bandwidth
 
-BETWEEN_NODES = {"LL": 1 / 3.8, "LL128": 120 / 128, "Simple": 1.0}
-"""The same of trees between nodes."""
+BETWEEN_NODES = {"LL": 1 / 3.8, "LL128": 120 / 128, "Simple": 1.0}  # the same of trees between nodes
 
 BASE_S = {
     "ring": {"LL": 6.6e-6, "LL128": 14.0e-6, "Simple": 8.4e-6},
@@ -188,8 +185,7 @@ PLATEAU, PLATEAU_BYTES = {"Volta": 1.9}, 2048
 """What an all-reduce's ring between nodes by Simple waits, from so many bytes a rank on (64 for each of 32
 channels), as a factor of its latency; else 1.4."""
 
-TREE_SHARE = 0.92
-"""Of a ring's bandwidth, in NCCL's tuner."""
+TREE_SHARE = 0.92  # of a ring's bandwidth, in NCCL's tuner
 
 TREE_BY_SIZE = {
     "LL": (*(1,) * 4, 0.9, 0.8, *(0.7,) * 4, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),

@@ -40,8 +40,7 @@ class Price:
 
 Place = tuple[int, str]  # node, device id
 
-BYTES_MOVED_PER_BYTE_ADDED = 3
-"""In memory: both addends are read, the sum is written."""
+BYTES_MOVED_PER_BYTE_ADDED = 3  # in memory: both addends are read, the sum is written
 
 
 class Resources:

@@ -22,8 +22,7 @@ from topologies.model import Topology
 
 MOST_PAIRS = 16_384
 
-Pair = tuple[int, int]
-"""Source and target: ranks, and from the world size on the host memory of each machine."""
+Pair = tuple[int, int]  # Source and target: ranks, and from the world size on the host memory of each machine
 
 _RECORDED = ("schedule", "native", "library", "num_steps")
 _PAIR = re.compile(r"(h?)(\d{1,7})>(h?)(\d{1,7})")

@@ -107,8 +107,7 @@ class StepWork:
 
 MAX_HOST_SUMS = 400_000
 """Sums into host memory of one step that are priced: those of a piece wait for one another."""
-MAX_MESSAGES = 400_000
-"""Of one step that are priced: more take ten seconds."""
+MAX_MESSAGES = 400_000  # of one step that are priced: more take ten seconds
 
 
 class StepReader:

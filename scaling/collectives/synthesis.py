@@ -39,10 +39,8 @@ from topologies.model import Topology
 NAME = "synthesized"
 CHUNKS_PER_RANK = (1, 2, 4, 8)
 MULTIPLES = (1, 2, 3, 4, 8)
-SEEDS = (None, 1, 2)
-"""Of the order of pairs: None is that of a ring."""
-MAX_PACKED = 100_000
-"""Chunks that are handed on, over all that is tried: some seconds."""
+SEEDS = (None, 1, 2)  # of the order of pairs: None is that of a ring
+MAX_PACKED = 100_000  # Chunks that are handed on, over all that is tried: some seconds
 BOUND_TOLERANCE = 1e-4
 TO_COMPARE = ("ring", "tree", "stripes")
 

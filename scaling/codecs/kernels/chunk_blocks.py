@@ -11,24 +11,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-FLAT = tl.constexpr(0)
-"""Kind: two means and a bit; `one_bit_flat`."""
-MEAN = tl.constexpr(1)
-"""Mean magnitude and a sign; `ef_sign`."""
-ROOT = tl.constexpr(2)
-"""Root mean square and a sign; `one_bit_momentum`."""
-VOTE = tl.constexpr(3)
-"""Whether there is any value but zero, and a sign; `sign`."""
-TWO = tl.constexpr(4)
-"""No head; `two_bit`."""
-LEVELS = tl.constexpr(5)
-"""2-norm, sign and level; `qsgd`."""
-LEVELS_OF_LARGEST = tl.constexpr(6)
-"""The same with the largest magnitude."""
+FLAT = tl.constexpr(0)  # Kind: two means and a bit; `one_bit_flat`
+MEAN = tl.constexpr(1)  # Mean magnitude and a sign; `ef_sign`
+ROOT = tl.constexpr(2)  # Root mean square and a sign; `one_bit_momentum`
+VOTE = tl.constexpr(3)  # Whether there is any value but zero, and a sign; `sign`
+TWO = tl.constexpr(4)  # No head; `two_bit`
+LEVELS = tl.constexpr(5)  # 2-norm, sign and level; `qsgd`
+LEVELS_OF_LARGEST = tl.constexpr(6)  # the same with the largest magnitude
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
-PLUS, MINUS, NOT_FINITE = tl.constexpr(3), tl.constexpr(2), tl.constexpr(1)
-"""Codes of `two_bit`."""
+PLUS, MINUS, NOT_FINITE = tl.constexpr(3), tl.constexpr(2), tl.constexpr(1)  # Codes of `two_bit`
 UPPER_BITS = tl.constexpr(0xFFFFFF)
 UPPER_UNIT = tl.constexpr(2.0**-24)
 

@@ -16,12 +16,9 @@ from scaling.codecs.noise import Noise
 
 LARGEST_BUCKET = 2**31 - 2**16
 """Elements of a bucket with its filling, and bytes of its rows: kernels count them in 32 bits."""
-ALIGNED_WORDS = 4
-"""Between addresses from which Triton takes 16 bytes at once."""
-MAX_PARTS = 1024
-"""Of a chunk that programs share: each of them adds up what all have found."""
-MAX_SHARED = 65535
-"""Chunks that programs share: a launch of CUDA has no more along its second axis."""
+ALIGNED_WORDS = 4  # Between addresses from which Triton takes 16 bytes at once
+MAX_PARTS = 1024  # of a chunk that programs share: each of them adds up what all have found
+MAX_SHARED = 65535  # Chunks that programs share: a launch of CUDA has no more along its second axis
 
 
 def kernel_of(codec: ChunkCodec) -> Kernel:

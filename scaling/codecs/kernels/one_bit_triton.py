@@ -37,11 +37,9 @@ COLUMN_FIELDS = tl.constexpr(9)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 DEVIATIONS = tl.constexpr(4.0)
 
-CLASSES = tl.constexpr(0)
-"""Statistic: sums of the negative and of the other elements, and how many others."""
+CLASSES = tl.constexpr(0)  # Statistic: sums of the negative and of the other elements, and how many others
 SUM = tl.constexpr(1)
-DEVIATION = tl.constexpr(2)
-"""Of the elements from the column's mean, absolutely."""
+DEVIATION = tl.constexpr(2)  # of the elements from the column's mean, absolutely
 SQUARES = tl.constexpr(3)
 
 

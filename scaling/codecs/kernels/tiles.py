@@ -24,10 +24,8 @@ from scaling.codecs.stripes import Matrix
 
 MAX_FOLD = 64
 """Words side by side in a tile of a narrow matrix: so many partial sums of a column are added at once."""
-VECTOR = 4
-"""Elements of 32 bits that a thread loads at once."""
-LARGEST_MATRIX = 2**31 - 2**16
-"""Elements: kernels count those of one matrix in 32 bits."""
+VECTOR = 4  # Elements of 32 bits that a thread loads at once
+LARGEST_MATRIX = 2**31 - 2**16  # Elements: kernels count those of one matrix in 32 bits
 
 
 class Tile(NamedTuple):
