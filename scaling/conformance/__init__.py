@@ -1,12 +1,8 @@
-"""What every aggregator must keep, checked in-process: for tests and for authors of aggregators.
+"""What every aggregator must keep, checked in-process, ranks being threads: for tests and for authors of
+aggregators.
 
-Ranks are threads. What does not hold is an AssertionError, or for a schedule a ScheduleError, that says which
-law is broken, and where.
-
-- `check_drawn`: the whole contract on cases that are drawn: steps, tensors, types and values;
-- `check`: the same on one case;
-- `check_schedule`: the schedule of a `Scheduled` delivers the sum, and leaves it where the step is taken.
-"""
+`check_drawn` checks the contract on drawn cases, `check` on one, `check_schedule` that a schedule delivers
+the sum where the step is taken. An AssertionError or a ScheduleError says which law is broken, and where."""
 
 from scaling.aggregators.base import DTYPES as DTYPES
 from scaling.conformance.cases import WORLD_SIZES as WORLD_SIZES

@@ -27,8 +27,7 @@ Values = Literal[
 ]
 
 KINDS: tuple[Values, ...] = get_args(Values)
-LARGEST = 1024.0
-"""Of the values: their sum over ranks and steps, which residuals may come to, is finite in float16."""
+LARGEST = 1024.0  # of the values: their sum over ranks and steps is finite in float16
 
 
 @dataclass(frozen=True)
@@ -166,9 +165,7 @@ OVERWRITTEN = 55.0  # what a caller may leave in its own elements of a mean
 
 
 RunRanks = Callable[[int, Callable[[Group], Any]], list[Any]]
-"""Runs its second argument once a rank, each with its group, and returns the results in rank order, as
-`run_in_process` does with threads. Ranks that are processes call it each with its own group, and gather the
-others' results."""
+"""As `run_in_process`; ranks that are processes call it each with its own group, and gather the results."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,7 @@ from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
 
 ON_RANK_0 = ("root", "host_serial")
-RESIDUAL_ULPS = 16
-"""Allowed for the law of residuals, in float32's units in the last place of its terms: each is the result of
-some ten additions."""
+RESIDUAL_ULPS = 16  # allowed in float32: each term is the result of some ten additions
 
 
 class Residuals:
@@ -123,14 +121,13 @@ def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_proces
     """Checks the contract at every step of a case; whether there are residuals. Raises AssertionError, naming
     the step, from 1, and the law that does not hold.
 
-    - The input is left as it is, unless `modifies_input` says so. - `owned` covers the bucket: on every rank
-    for the replica site, once over all ranks for the others. - A rank that owns elements gets a finite tensor
-    of the bucket's length and type; else None. Zeros give zeros. - Exact aggregators deliver the float64
-    mean: exactly on integers at powers of two ranks, else to the rounding of a sum; on the replica site all
-    ranks have the same bits. - With error feedback, n mean + new residuals = contributions + old residuals.
-    Lossy ones without feedback are off the mean by no more than their `error_bound`, if they state one. -
-    `distribute` brings what the owners have to all ranks, bit for bit; `wire_bytes` states what is metered. -
-    A state that is saved and loaded goes on bit for bit."""
+    The input is left as it is, unless `modifies_input`. `owned` covers the bucket: on every rank for the
+    replica site, else once over all ranks. A rank that owns elements gets a finite tensor of the bucket's
+    length and type; else None. Zeros give zeros. Exact aggregators deliver the float64 mean: exactly on
+    integers at powers of two ranks, else to the rounding of a sum; on the replica site with the same bits on
+    all ranks. With error feedback the law of `Residuals` holds; lossy ones without are off by at most their
+    `error_bound`, if they state one. `distribute` brings what the owners have to all ranks, bit for bit;
+    `wire_bytes` is what is metered. A saved and loaded state goes on bit for bit."""
     layout, steps = case.layout, case.all_gradients()
     residuals, only_zeros = Residuals(layout, case.world_size), True
     ran = run_steps(aggregator, layout, steps, run)

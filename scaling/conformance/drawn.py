@@ -1,7 +1,5 @@
-"""Cases drawn by hypothesis: world sizes, steps, tensors, types and values; what fails is shrunk.
-
-The cases of `fixed_cases` come first. Every case is run once: shrinking asks for some of them again.
-"""
+"""Cases drawn by hypothesis, after those of `fixed_cases`; what fails is shrunk. Every case is run once:
+shrinking asks for some of them again."""
 
 from __future__ import annotations
 
@@ -28,14 +26,12 @@ if TYPE_CHECKING:
 
 NUM_EXAMPLES = 25
 NUM_EXAMPLES_OF_COMMANDS = 2
-"""For each number of ranks, where all aggregators are checked: hypothesis's first one is the smallest there
-is, the second is drawn. Schedules are proved for all inputs; fixed cases have each type and kind of value."""
+"""A number of ranks, where all aggregators are checked: the smallest that there is, and a drawn one."""
 MAX_SHRINKING_S = 10.0
 MAX_STEPS = 24
 MAX_TENSORS = 40
 MAX_ELEMENTS = 300_000
-MAX_VALUES = 1_500_000
-"""Of all ranks and steps of a case together: long buckets are aggregated a few times, short ones often."""
+MAX_VALUES = 1_500_000  # of all ranks and steps of a case together
 BORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 6400, 8192, 16384, 65536, 131072, 262144)
 """In elements, where executors, codecs and kernels change: alignments, chunks and blocks, the first size with
 aligned chunks (6400 a chunk), the first that is cut into bit planes, blocks of a mebibyte."""

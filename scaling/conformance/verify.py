@@ -1,9 +1,7 @@
 """`scaling verify`: proves that schedules deliver the sum, and checks aggregators against the contract.
 
-A name stands for a collective of the listing, whose schedule is proved at every world size asked for; for
-an aggregator, which gets the whole of `scaling.conformance`; or for both, and then both are checked. Ranks
-are threads of this process.
-"""
+A name stands for a collective, whose schedule is proved at every world size asked for; for an aggregator,
+which gets the whole of `scaling.conformance`; or for both. Ranks are threads of this process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Which mini-batch does a device need? Training steps of the seven networks over batch sizes, CPU and GPU.
 
-A batch that is too large for a device's memory, or would take longer than the limit of a cell, is a result:
-the report says so. On the CPU with all cores; on the GPU eager and captured.
-"""
+A batch that is too large for the memory, or takes longer than a cell's limit, is a result that is
+reported."""
 
 from __future__ import annotations
 

@@ -30,7 +30,6 @@ COMPARED, COMPARED_IMAGES = 16, 1  # so many rows and columns of a product, and 
 TF32_CAPABILITY = (8, 0)  # the first compute capability that has it
 CUDNN, ONEDNN = torch.backends.cudnn, torch.backends.mkldnn
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
-"""TF32 is a way to multiply float32."""
 
 
 @contextmanager
@@ -83,7 +82,6 @@ LAYERS = {
     "AlexNet 5x5": Layer(96, 256, 27, 5, 1, 2),
     "ResNet 3x3": Layer(64, 64, 56, 3, 1, 1),
 }
-"""The first two of AlexNet-S, and one of ResNet-50."""
 
 
 def measure_convolution(point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:

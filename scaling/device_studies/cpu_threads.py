@@ -1,8 +1,6 @@
 """How many CPU threads are worth it? Training steps of the seven networks with 1, 2, 4, ... threads.
 
-The batches are smaller than those that the networks were published with, so that a step with one thread ends
-within a second or two. Threads are those that torch's operations share; the process is bound to no core.
-"""
+Batches are reduced, so that a step with one thread ends within a second or two; no core is bound."""
 
 from __future__ import annotations
 

@@ -1,20 +1,14 @@
 """Which kernel should a library choose? Matrix products with a transposed operand, and convolutions.
 
-Two choices in which the systems of the paper differ:
-
-- A layer's forward pass is x W^T. The product can read W as it is stored (`transposed`), or W can be copied
-  into its transpose first (`transpose-first`; `already-transposed` is the same without the copy).
-- A convolution has several algorithms. `library` is what cuDNN (on a CPU oneDNN) takes for the best,
-  `autotuned` what is found by trying all, `native` a matrix product for every image without either library,
-  `fft` a product of Fourier transforms. Workspace, the memory that an algorithm takes besides input and
-  output, can be limited for cuDNN's `older-interface`: see `convolutions`.
-
-Both in float32, TF32 and bfloat16. Phases: `step`, which of a convolution is forward and backward pass;
-`forward`; `transpose`, the copy alone.
+The product x W^T can read W as it is stored (`transposed`), or copy it into its transpose first
+(`transpose-first`; `already-transposed` is the same without the copy). Of a convolution `library` is what
+cuDNN (on a CPU oneDNN) takes for the best, `autotuned` what is found by trying all, `native` a matrix product
+for every image without either library, `fft` a product of Fourier transforms. Workspace, the memory besides
+input and output, can be limited for cuDNN's `older-interface`: see `convolutions`. Phases: `step`, which of a
+convolution is forward and backward pass; `forward`; `transpose`, the copy alone.
 
 Reference: S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking state-of-the-art deep learning software tools", arXiv
-1608.07249, its discussion of results.
-"""
+1608.07249, its discussion of results."""
 
 from __future__ import annotations
 

@@ -1,15 +1,10 @@
 """How should an LSTM be written, and in which precision? Three implementations on CPU and GPU.
 
-A cell is one task, implementation, precision, width and batch. Its phases, each on one batch:
-
-- `step`: an optimizer update on samples that are on the device (`samples_per_s` is of it);
-- `evaluate`: forward pass, loss and the number of right answers, all on the device;
-- `predict`: samples from host memory, answers back to it.
-
-At one width and batch the cell also trains anew with every seed and tells the accuracy on held-out samples.
-Weights and order of samples depend on the seed alone, so that implementations and precisions can be compared
-in pairs. On a CPU these trainings take one thread, so that accuracies do not depend on the cores.
-"""
+Phases, each on one batch: `step`, an optimizer update on samples on the device; `evaluate`, forward pass,
+loss and the number of right answers there; `predict`, from host memory to host memory. At one width and batch
+the cell also trains anew with every seed and tells the accuracy on held-out samples. Weights and order of
+samples depend on the seed alone, so that cells can be compared in pairs. On a CPU these trainings take one
+thread, so that accuracies do not depend on the cores."""
 
 from __future__ import annotations
 

@@ -1,27 +1,20 @@
 """What `lstm-fused` trains: one LSTM layer in three implementations, in three precisions, on two tasks.
 
-At every step of the sequence, with gates i, f, g, o = W_ih x + b_ih + W_hh h + b_hh:
+With gates i, f, g, o = W_ih x + b_ih + W_hh h + b_hh: c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o)
+tanh(c). `elementary` has those lines as they stand; `cell` is a loop over `nn.LSTMCell`; `fused` is
+`nn.LSTM`, which is given the whole sequence: cuDNN on a GPU, oneDNN or native code on a CPU.
 
-    c = sigmoid(f) c + sigmoid(i) tanh(g),    h = sigmoid(o) tanh(c)
+In float16 the optimizer works on float32 copies of the weights, and the loss, in float32, is multiplied by a
+power of two before the backward pass, since small gradients would be zero.
 
-- `elementary`: those lines as they stand, an operation of the framework for each;
-- `cell`: a loop over `nn.LSTMCell`, which computes the gates' part in one kernel;
-- `fused`: `nn.LSTM`, which is given the whole sequence: cuDNN on a GPU, oneDNN or native code on a CPU.
+`temporal-order`: of a sequence of symbols two, each X or Y, count, and stand somewhere in its second and its
+third quarter. Four classes: XX, XY, YX, YY; the original's sequences have a hundred steps. `mnist-rows`,
+`digits-rows`: an image is a sequence of its rows, from above; ten classes.
 
-Weights, activations and gradients are of the precision. In float16 the optimizer works on float32 copies of
-the weights, and the loss is multiplied by a constant power of two before the backward pass, since small
-gradients would be zero; the loss itself is computed in float32.
-
-- `temporal-order`: a sequence of symbols, one of six at a step; two of them, each X or Y, count, and stand
-  somewhere in its second and its third quarter, so that one has to be remembered. Four classes: XX,
-  XY, YX, YY. Easier than the original, whose sequences have a hundred steps.
-- `mnist-rows`, `digits-rows`: an image is a sequence of its rows, from above; ten classes.
-
-References: S. Hochreiter, J. Schmidhuber, "Long short-term memory", Neural Computation 9 (1997), with its
-task 6a; F. Gers, J. Schmidhuber, F. Cummins, "Learning to forget", Neural Computation 12 (2000); P.
-Micikevicius et al., "Mixed precision training", arXiv 1710.03740; Q. V. Le, N. Jaitly, G. E. Hinton, "A
-simple way to initialize recurrent networks of rectified linear units", arXiv 1504.00941.
-"""
+References: S. Hochreiter, J. Schmidhuber, "Long short-term memory", Neural Computation 9 (1997), task 6a; F.
+Gers, J. Schmidhuber, F. Cummins, "Learning to forget", Neural Computation 12 (2000); P. Micikevicius et al.,
+"Mixed precision training", arXiv 1710.03740; Q. V. Le, N. Jaitly, G. E. Hinton, "A simple way to initialize
+recurrent networks of rectified linear units", arXiv 1504.00941."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """When is a GPU worth it for a small network? Training steps of perceptrons of many sizes, on CPU and GPU.
 
-Sweeps around one point (`inputs` features, `depth` hidden layers of `width`, `batch` samples): every width at
-every batch, then depths and numbers of input features. Also recurrent networks, each with a
-perceptron of as many parameters that takes the same sequence at once. On the CPU with each number of
-threads, on the GPU eager and captured: launching kernels decides the time of a small network.
-"""
+Sweeps around one point: every width at every batch, then depths and numbers of input features. Also recurrent
+networks, each with a perceptron of as many parameters that takes the same sequence at once."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ from scaling.device_studies.declaration import (
 
 NUM_CLASSES = 10
 SEQUENCE_LENGTH = 32
-SEQUENCE_INPUTS = 16
-"""What a recurrent network reads: so many numbers, so many times. A perceptron takes all at once."""
-
-
+SEQUENCE_INPUTS = 16  # at each of the steps
 GRID = {"network": "mlp", "equal_parameters": 0, "inputs": Setting("inputs"), "depth": Setting("depth")}
 BASE = {**GRID, "width": Setting("width"), "batch": Setting("batch")}
 BY_DEPTH, BY_INPUTS = (

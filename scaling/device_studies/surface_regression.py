@@ -1,14 +1,8 @@
 """Is a GPU worth it for a network of 171 parameters on a surface of 40,000 points?
 
-The network of `surface_training` with Adam, the whole surface as one batch, the mean squared error as loss. A
-cell is one number of points, way to run the step, and place of the data; its phases:
-
-- `step`: one epoch, which is one optimizer update;
-- `compile` or `capture`: what it takes, once, until the step can run compiled or as a CUDA graph;
-- `train`: all epochs together, where the number of points is that of the fit.
-
-That cell also tells how good the fit is, and gives it on a coarser grid as a picture.
-"""
+The whole surface is one batch, the loss the mean squared error. Phases: `step`, one epoch, which is one
+update; `compile` or `capture`, what it takes once until the step is compiled or a CUDA graph; `train`, all
+epochs together, where the number of points is that of the fit, which is told on a coarser grid."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """A training step as most programs have it, eager or captured: what the experiments on networks time.
 
-Forward pass, loss, backward pass and SGD with momentum, on one batch that is on the device already. The
-same batch is taken again and again: what a step takes does not depend on it.
-"""
+Forward and backward pass, loss and SGD with momentum, again and again on one batch on the device."""
 
 from __future__ import annotations
 

@@ -2,15 +2,10 @@
 
 A file is a sequence of messages, each behind its length as a varint: one GlobalMetadata, then Nodes
 (mlcommons/chakra, schema/protobuf/et_def.proto; attributes and their types as in src/generator/generator.py
-and the feeder's `comm_src`, `comm_dst`, `comm_tag`, `comm_size`). Ours:
-
-1. a COMP_NODE for the computation, where its time is known, in whole microseconds;
-2. for a library's all-reduce one COMM_COLL_NODE;
-3. for a schedule, step by step, a COMM_SEND_NODE and a COMM_RECV_NODE a message, each after all nodes of
-   the rank's step before; messages between two ranks have their own tags.
-
-Sums after a receive take no time there, and host memory is no rank: schedules that use it are refused.
-"""
+and the feeder's `comm_src`, `comm_dst`, `comm_tag`, `comm_size`): a COMP_NODE for the computation, where its
+time is known, in whole microseconds; for a library's all-reduce one COMM_COLL_NODE; for a schedule a
+COMM_SEND_NODE and a COMM_RECV_NODE a message, after all nodes of the rank's step before. Sums after a receive
+take no time there, and host memory is no rank: schedules that use it are refused."""
 
 from __future__ import annotations
 

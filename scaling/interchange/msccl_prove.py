@@ -2,14 +2,12 @@
 
 `s` sends; `r` receives; `rrc` adds what is received to the source and stores the sum, `rrs` sends it on,
 `rrcs` does both; `rcs` stores what is received and sends it on; `re` adds source to target, `cpy` copies,
-`nop` waits (RCCL, src/device/msccl_kernel_impl.h). In place, the output is the input.
+`nop` waits (RCCL, src/device/msccl_kernel_impl.h). In place, the output is the input. Two accesses to one
+place without an order (a thread block's, `depid`, a send before its receive), of which one writes, are
+refused: so every order gives the proven result. That an engine has room for all messages is not proven.
 
-1. Order: a thread block's, `depid`, and a send before its receive. Two accesses to one place without an
-   order, of which one writes, are refused: so every order gives the proven result. That an engine has room
-   for all messages is not proven.
-2. A `Schedule` has no scratch: what lands there moves when it is added or copied from there. Its steps follow
-   from the data, not from thread blocks; `scaling.collectives.verify` proves it once more.
-"""
+A `Schedule` has no scratch: what lands there moves when it is added or copied from there. Its steps follow
+from the data, not from thread blocks; `scaling.collectives.verify` proves it once more."""
 
 from __future__ import annotations
 

@@ -1,18 +1,11 @@
 """Schedules as MSCCL XML, the form of MSCCL and of RCCL; neither engine was run on what is written here.
 
 The attributes are those that msccl-tools writes (microsoft/msccl-tools, msccl/language/ir.py, `ir_to_xml`):
-an `algo` of `gpu`s, each with thread blocks `tb`, each with at most one peer to send to and one to receive
-from, whose `step`s are done in order; `depid` and `deps` name a step of another block of the same GPU that
-must be over. Ours:
-
-1. The collective is in place in the input buffer; a step of the schedule becomes, on each rank, sends and
-   receives. A receive that adds is `rrc`, one that replaces is `r`.
-2. Every pair (rank, peer) has a thread block for sending and one for receiving, on one channel: both ends see
-   their messages in the same order.
-3. Values from before a step: an operation waits for the operations of the last step that touched the same
-   chunks on its GPU (`nop`s carry further dependencies). Where a chunk is sent in the step in which it is
-   received, the receive waits for the send.
-"""
+an `algo` of `gpu`s, each with thread blocks `tb`, whose `step`s are done in order; `depid` and `deps` name a
+step of another block of the same GPU that must be over. The collective is in place; a receive that adds is
+`rrc`, one that replaces is `r`. Every pair (rank, peer) has a thread block for sending and one for receiving,
+on one channel. An operation waits for the operations of the last step that touched the same chunks on its GPU
+(`nop`s carry further dependencies), and a receive for a send of its chunk in the same step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The reports of `kind: device`: figures, tables and the sentences that answer an experiment's question.
-
-What is said is declared with the experiment (`scaling.device_studies.declaration`); the answer to its
-question stands first on the page. Code of one study alone is in `accuracy` and `fit`.
-"""
+"""The reports of `kind: device`: figures, tables and the sentences that answer an experiment's question, as
+declared with it (`scaling.device_studies.declaration`). Code of one study alone is in `accuracy` and
+`fit`."""
 
 from __future__ import annotations
 

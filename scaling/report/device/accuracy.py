@@ -1,7 +1,4 @@
-"""What `lstm-fused` has of its own: accuracies by seed, each implementation and precision against one.
-
-No other study trains; pairs of seeds, their spread and its bound are neither times nor facts of one cell.
-"""
+"""What `lstm-fused` has of its own: accuracies by seed, each implementation and precision against one."""
 
 from __future__ import annotations
 
@@ -24,9 +21,7 @@ from scaling.report.formats import MISSING, listed, milliseconds, number, percen
 from scaling.report.tables import Table
 
 REFERENCE, SCORES = "fused, float32", "accuracy_by_seed"
-BAND = "#dddddd"
-"""Of the grid: the page has another for dark screens."""
-
+BAND = "#dddddd"  # of the grid: the page has another for dark screens
 MARKER_ROOM = 0.02  # of the axis, beyond 100%
 NARROWEST = 1.0  # of an axis of accuracies, in percentage points: where all seeds agree
 CAPTION = (

@@ -1,8 +1,5 @@
-"""Timing studies over an axis (batch, threads, bucket size, ...), by the reporter of device studies.
-
-Cells that differ in the axis, in what its lines are and in what its panels are, are declared as an experiment
-is. Times, intervals and differences are those of the whole study.
-"""
+"""Timing studies over an axis (batch, threads, bucket size, ...), declared and reported as device studies
+are: cells that differ in the axis, in what its lines are and in what its panels are."""
 
 from __future__ import annotations
 
@@ -44,9 +41,7 @@ VARIED = [
     for name, axis in COLUMNS.items()
     if axis.role & (Role.CHOSEN | Role.DESCRIBED) and not axis.role & (Role.REPETITION | Role.RECORDED)
 ]
-SETTINGS = (*FIRST, *COLUMNS)
-"""The first in which cells differ are lines."""
-
+SETTINGS = (*FIRST, *COLUMNS)  # the first in which cells differ are lines
 CAPTION = "Each setting on the most workers, with its 95% interval (columns {}, iteration_s)."
 STATISTIC = (
     "Column iteration_s; ±: half of its 95% interval; x as long: the slowest over the fastest, of batches by "

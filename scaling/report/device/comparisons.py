@@ -1,12 +1,9 @@
 """How cells of an experiment compare, in words, and where along an axis one begins to take less time.
 
-All rests on the differences of `scaling.analysis.decisions`, taken launch by launch. What the launches tell
-is a plain ratio; else it is marked as a tie or as undecided. One launch decides nothing: sentences say so.
-
-A break-even point lies after the last point at which the first device does not take less time; between this
-and the next it is interpolated on logarithmic axes: the ratio is taken for a power law there. Its interval is
-where the ends of the ratios' intervals break even, found in the same way.
-"""
+What the launches tell is a plain ratio; else it is marked as a tie or as undecided. One launch decides
+nothing: sentences say so. A break-even point lies after the last point at which the first device does not
+take less time, interpolated to the next on logarithmic axes: the ratio is taken for a power law there. Its
+interval is where the ends of the ratios' intervals break even."""
 
 from __future__ import annotations
 

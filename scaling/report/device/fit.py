@@ -1,7 +1,4 @@
-"""What `surface-regression` has of its own: complete trainings, when compiling is paid for, and the fit.
-
-A training's total is the sum of two phases, and the fit is a picture: no other study has either.
-"""
+"""What `surface-regression` has of its own: complete trainings, when compiling is paid for, and the fit."""
 
 from __future__ import annotations
 

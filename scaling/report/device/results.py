@@ -1,8 +1,6 @@
 """The samples of device cells: for each point of an experiment and each device, estimates and facts.
-
-All cells of the experiment together tell how they scatter over launches (`scaling.analysis.study_scatter`):
-every interval and every difference of two cells rests on it.
-"""
+Intervals and differences rest on the scatter of all cells over launches
+(`scaling.analysis.study_scatter`)."""
 
 from __future__ import annotations
 
