@@ -17,7 +17,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     lines = examine(os.environ, Path.cwd())
     typer.echo(
-        json.dumps([line.as_dict() for line in lines], indent=1)
+        json.dumps([vars(line) for line in lines], indent=1)
         if as_json
         else "\n".join(line.describe() for line in lines)
     )

@@ -39,9 +39,7 @@ class Case:
     shapes: tuple[Shape, ...]  # of the tensors in the bucket
     values: tuple[Values, ...]  # what the gradients of each step hold
     seed: int = 0  # of the values; other ones in every step
-    # the number of steps after which the state is also saved and loaded into a new one, which must go on as
-    # the first does; None: it is not
-    resume_after: int | None = None
+    resume_after: int | None = None  # steps after which a new state goes on with what was saved
 
     @property
     def num_steps(self) -> int:
@@ -69,9 +67,8 @@ class Case:
     def until(self, num_steps: int) -> Case:
         """The first steps of it alone."""
         resumes = self.resume_after is not None and self.resume_after < num_steps
-        return replace(
-            self, values=self.values[:num_steps], resume_after=self.resume_after if resumes else None
-        )
+        after = self.resume_after if resumes else None
+        return replace(self, values=self.values[:num_steps], resume_after=after)
 
     def __str__(self) -> str:
         num_elements, kinds = self.layout.num_elements, " and ".join(dict.fromkeys(self.values))
@@ -116,20 +113,18 @@ def smallest(dtype: torch.dtype) -> float:
 
 
 _OF_A_NETWORK: tuple[Shape, ...] = ((64, 37), (0, 7), (), (9, 3, 5, 5), (0,), (4097,))
-_ONE_MATRIX_AND_ONE_MORE: tuple[Shape, ...] = ((256, 512), (1,))
-NUM_STEPS, NUM_STEPS_OF_OTHER_TYPES = 24, 8
 
 
 def fixed_cases(world_size: int) -> list[Case]:
     """Those always checked: every type, tensors of all kinds, a loaded state; a long bucket; an empty one."""
-    kinds = tuple(KINDS[step % len(KINDS)] for step in range(NUM_STEPS))
-    fewer = kinds[:NUM_STEPS_OF_OTHER_TYPES]
+    kinds = tuple(KINDS[step % len(KINDS)] for step in range(24))
+    fewer = kinds[:8]
     return [
         Case(world_size, torch.float32, _OF_A_NETWORK, kinds),
         Case(world_size, torch.float16, _OF_A_NETWORK, fewer),
         Case(world_size, torch.bfloat16, _OF_A_NETWORK, fewer, resume_after=len(fewer) // 2),
         Case(world_size, torch.float64, _OF_A_NETWORK, fewer),
-        Case(world_size, torch.float32, _ONE_MATRIX_AND_ONE_MORE, ("normal",)),
+        Case(world_size, torch.float32, ((256, 512), (1,)), ("normal",)),
         Case(world_size, torch.float32, ((0,),), ("normal", "normal")),
     ]
 
@@ -160,10 +155,6 @@ def spelled(sizes: Sequence[int]) -> str:
     return f"{', '.join(texts)} rank{'s' if list(sizes) != [1] else ''}"
 
 
-NOT_UPDATED = 77.0  # what parameters hold that a rank does not own, before they are distributed
-OVERWRITTEN = 55.0  # what a caller may leave in its own elements of a mean
-
-
 RunRanks = Callable[[int, Callable[[Group], Any]], list[Any]]
 """As `run_in_process`; ranks that are processes call it each with its own group, and gather the results."""
 
@@ -175,8 +166,7 @@ class Outcome:
     owned: list[Span]  # the elements whose mean it has
     result: Tensor | None  # a copy of what `aggregate` returned, of use in the owned elements
     changed: Tensor | None  # the gradient as it was then, if it was changed and may not be
-    # what `distribute` made of the parameters; None where the update site needs none
-    parameters: Tensor | None
+    parameters: Tensor | None  # what `distribute` made of them, where the update site needs it
     bytes_sent: int  # metered, with `distribute` and the copy of parameters from an update in host memory
     contribution: Tensor  # what the rank brought to the exchange: the gradient, or its own momentum
     withheld: Tensor | None  # the residual after the step, None without error feedback
@@ -230,9 +220,9 @@ def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, i
     parameters = None
     if result is not None:
         for start, stop in owned:
-            result[start:stop].fill_(OVERWRITTEN)
+            result[start:stop].fill_(55.0)  # as a caller may
     if aggregator.site(layout) in ("root", "owner"):
-        parameters = torch.full_like(values, NOT_UPDATED)
+        parameters = torch.full_like(values, 77.0)
         for start, stop in owned:
             parameters[start:stop] = parameters_of(layout.num_elements, values.dtype, index)[start:stop]
         parameters = _placed(parameters, state.parameter_buffer if index else None)

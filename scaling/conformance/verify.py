@@ -35,7 +35,6 @@ from scaling.registry import Registry, trust
 from topologies.detect import num_usable_cores
 
 SAMPLE_WORLD_SIZE = 8
-SAMPLE_LAYOUT = conformance.layout_of(((3, 171), (513,), ()))
 OWN = Registry("aggregator or schedule", "", {})  # module:attribute only
 ALLOWED = "a subclass of scaling.aggregators.Aggregator, or a function from a world size to a Schedule"
 _OF_HOROVOD = "with compression: fp16 it rounds as fp16 does, so its sheet is that one: scaling verify fp16"
@@ -231,30 +230,21 @@ def _schedules(
         examination.at(f"at {spelled([size])}")
         verification = proved(size)
         if size == sample_size:
-            examination.sample = SentSample(
-                size,
-                verification.num_steps,
-                max(verification.messages_per_rank),
-                float(max(verification.sent_ratio_per_rank)),
-            )
+            messages, ratio = max(verification.messages_per_rank), max(verification.sent_ratio_per_rank)
+            examination.sample = SentSample(size, verification.num_steps, messages, float(ratio))
     examination.checked.append(f"schedule at {spelled(sizes)} ({examination.sample})")
 
 
 def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
     if isinstance(aggregator, Scheduled):
-        scheduled = aggregator
-        _schedules(
-            lambda n: conformance.check_schedule(scheduled, n, SAMPLE_LAYOUT),
-            examination,
-            aggregator.min_world_size,
-        )
+        scheduled, layout = aggregator, conformance.layout_of(((3, 171), (513,), ()))
+        check = partial(conformance.check_schedule, scheduled, layout=layout)
+        _schedules(check, examination, aggregator.min_world_size)
     library = "torch" if aggregator.ddp_path() == "library_hook" else aggregator.library
     if library is not None:
-        examination.checked.append(
-            f"not the contract: its messages are carried by {library}, which takes processes"
-        )
-        if aggregator.name in SHEET_OF_CODEC:
-            examination.checked.append(SHEET_OF_CODEC[aggregator.name])
+        carried = f"not the contract: its messages are carried by {library}, which takes processes"
+        sheet = SHEET_OF_CODEC.get(aggregator.name)
+        examination.checked += [carried, *([sheet] if sheet else [])]
         return
     allowed = [size for size in conformance.WORLD_SIZES if size >= aggregator.min_world_size]
     sizes = [size for size in allowed if size in examination.world_sizes]
@@ -268,8 +258,7 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
 
 
 def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Examination) -> None:
-    num_examples, seed = examination.num_examples, examination.seed
-    has_residuals = False
+    num_examples, seed, has_residuals = examination.num_examples, examination.seed, False
     variants: list[tuple[Aggregator[Any], str]] = [(aggregator, "")]
     if isinstance(aggregator, Scheduled):  # over every way of the bytes that threads have
         variants = [
@@ -281,7 +270,7 @@ def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Ex
             examination.at(f"at {spelled([size])}{path}")
             drawn = f"--world-sizes {size} --examples {num_examples} --seed {seed}"
             examination.again = f"scaling verify {examination.name} {drawn}"
-            has_residuals |= conformance.check_drawn(variant, size, num_examples, seed).has_residuals
+            has_residuals |= conformance.check_drawn(variant, size, num_examples, seed)
     examination.again = ""
     examination.checked.append(
         f"contract at {spelled(sizes)} x {num_examples} drawn cases and the fixed ones (seed {seed})"

@@ -84,7 +84,14 @@ class Budget:
             if device.type == "cuda":
                 clock.settle()
                 step()  # fills the queue: the first sample begins behind it
-            samples += _window(step, clock, min(fitting, SAMPLES_A_WINDOW), calls)
+            marks = [clock.mark()]
+            for _ in range(min(fitting, SAMPLES_A_WINDOW)):
+                for _ in range(calls):
+                    step()
+                marks.append(clock.mark())
+            clock.settle()
+            samples += [clock.seconds(start, stop) / calls for start, stop in itertools.pairwise(marks)]
+            clock.reuse(marks)
             if len(samples) >= self.max_samples:
                 break
         return samples[: self.max_samples]
@@ -101,18 +108,6 @@ class Budget:
             if num_calls >= WARMUP_CALLS and now - start >= WARMUP_SHARE * self.seconds:
                 break
         return one_s
-
-
-def _window(step: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> list[float]:
-    marks = [clock.mark()]
-    for _ in range(num_samples):
-        for _ in range(calls):
-            step()
-        marks.append(clock.mark())
-    clock.settle()
-    seconds = [clock.seconds(start, stop) / calls for start, stop in itertools.pairwise(marks)]
-    clock.reuse(marks)
-    return seconds
 
 
 @dataclass(frozen=True)

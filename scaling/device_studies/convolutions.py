@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from scaling.device_studies.base import Budget, LeftOutError, Samples, facts, steps
 
 COMPARED, COMPARED_IMAGES = 16, 1  # so many rows and columns of a product, and images, with float64
-TF32_CAPABILITY = (8, 0)  # the first compute capability that has it
 CUDNN, ONEDNN = torch.backends.cudnn, torch.backends.mkldnn
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -51,7 +50,7 @@ def multiplying(precision: str, device: torch.device) -> Iterator[None]:
     is_tf32 = precision == "tf32"
     if is_tf32 and device.type != "cuda":
         raise LeftOutError("TF32 is a number format of GPUs")
-    if is_tf32 and torch.cuda.get_device_capability(device) < TF32_CAPABILITY:
+    if is_tf32 and torch.cuda.get_device_capability(device) < (8, 0):
         raise LeftOutError("this GPU has no TF32, which came with compute capability 8.0")
     matmul = torch.backends.cuda.matmul
     with setting((matmul, "allow_tf32", is_tf32), (CUDNN, "allow_tf32", is_tf32)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from scaling.files.texts import folded
 
@@ -16,9 +16,6 @@ class CheckResult:
     state: State  # "ok"; "warning", studies run but something is missing or slow; "error", studies fail
     text: str  # what was found
     fix: str = ""  # what to do; empty where nothing is to be done
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def describe(self) -> str:
         text = folded(f"{self.state:8} {self.name:14} ", self.text)

@@ -40,9 +40,7 @@ def text_field(field: int, text: str) -> bytes:
     return bytes_field(field, text.encode())
 
 
-VERSION = "0.0.4"
 COMP_NODE, COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE = 4, 5, 6, 7
-ALL_REDUCE = 0
 INT64, UINT32, UINT64, BOOL = 9, 11, 13, 27  # fields of AttributeProto
 
 
@@ -57,7 +55,7 @@ def traces(schedule: Schedule, num_elements: int, compute_s: float = 0.0, itemsi
 def all_reduce_traces(world_size: int, num_bytes: int, compute_s: float = 0.0) -> list[bytes]:
     """The same for a library's all-reduce, which the engine simulates in its own way."""
     nodes = _compute(compute_s)
-    attributes = [("comm_type", INT64, ALL_REDUCE), ("comm_size", UINT64, num_bytes)]
+    attributes = [("comm_type", INT64, 0), ("comm_size", UINT64, num_bytes)]
     nodes.append(_node(len(nodes), "all_reduce", COMM_COLL_NODE, range(len(nodes)), attributes))
     return [_file(nodes) for _ in range(world_size)]
 
@@ -74,12 +72,8 @@ def _trace(schedule: Schedule, rank: int, bounds: list[int], compute_s: float, i
             if rank not in (source, target) or not num_bytes:
                 continue
             kind = COMM_SEND_NODE if rank == source else COMM_RECV_NODE
-            attributes = [
-                ("comm_size", UINT64, num_bytes),
-                ("comm_src", UINT32, source),
-                ("comm_dst", UINT32, target),
-                ("comm_tag", UINT32, tag),
-            ]
+            ends = [("comm_src", UINT32, source), ("comm_dst", UINT32, target), ("comm_tag", UINT32, tag)]
+            attributes = [("comm_size", UINT64, num_bytes), *ends]
             name = f"{schedule.name} step {number}: {source} to {target}"
             nodes.append(_node(len(nodes), name, kind, before, attributes))
             operations.append(len(nodes) - 1)
@@ -88,9 +82,8 @@ def _trace(schedule: Schedule, rank: int, bounds: list[int], compute_s: float, i
 
 
 def _compute(compute_s: float) -> list[bytes]:
-    if not compute_s:
-        return []
-    return [_node(0, "compute", COMP_NODE, (), [], duration_micros=math.ceil(compute_s * 1e6))]
+    duration_micros = math.ceil(compute_s * 1e6)
+    return [_node(0, "compute", COMP_NODE, (), [], duration_micros)] if compute_s else []
 
 
 def _node(
@@ -112,5 +105,5 @@ def _node(
 
 
 def _file(nodes: Sequence[bytes]) -> bytes:
-    parts = [text_field(1, VERSION), *nodes]
+    parts = [text_field(1, "0.0.4"), *nodes]
     return b"".join(varint(len(part)) + part for part in parts)

@@ -119,7 +119,6 @@ def _append(block: list[_Operation], operation: _Operation, before: list[_Operat
     """Adds it, with `nop`s for all dependencies but one; those of its own block need none."""
     others = list({id(other): other for other in before if other.block != operation.block}.values())
     for extra in others[1:]:
-        nop = _Operation("nop", operation.chunk, 0, operation.block, [extra], len(block))
-        block.append(nop)
+        block.append(_Operation("nop", operation.chunk, 0, operation.block, [extra], len(block)))
     operation.after, operation.index = others[:1], len(block)
     block.append(operation)

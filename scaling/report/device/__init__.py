@@ -153,7 +153,7 @@ def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.Data
     rows = {str(row["cell_id"]): row for row in to_rows(table)}
     names = dict.fromkeys(table.columns)
     for results in experiments:
-        for cell in sorted(results.cells, key=place):
+        for cell in sorted(results.cells, key=_place):
             values = {"experiment": results.experiment, **_values(cell)}
             rows[cell.cell_id].update(values)
             names |= dict.fromkeys(values)
@@ -163,7 +163,7 @@ def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.Data
         return wide.astype(types).convert_dtypes()
 
 
-def place(cell: DeviceResult) -> tuple[Any, ...]:
+def _place(cell: DeviceResult) -> tuple[Any, ...]:
     return ([size_of(value) for value in cell.point.values()], cell.device, cell.threads, cell.cell_id)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -95,16 +96,12 @@ class AccuracyComparison:
 def comparisons(results: Results) -> list[AccuracyComparison]:
     compared = []
     for cells in results.grouped(results.cells, "task", "device").values():
-        ordered = [
-            one for same in results.grouped(cells, "precision", "implementation").values() for one in same
-        ]
+        ordered = chain(*results.grouped(cells, "precision", "implementation").values())
         scored = {name_of(cell): cell for cell in ordered if cell.fact(SCORES, "y")}
-        scores = {
-            name: Combination(
-                dict(zip(cell.fact(SCORES, "x"), cell.fact(SCORES, "y"), strict=True)), False, 1
-            )
-            for name, cell in scored.items()
-        }
+        scores = {}
+        for name, cell in scored.items():
+            by_seed = zip(cell.fact(SCORES, "x"), cell.fact(SCORES, "y"), strict=True)
+            scores[name] = Combination(dict(by_seed), False, 1)
         left_out = [cell for cell in cells if cell.fact("accuracy_left_out") is not None]
         if scored:
             compared.append(AccuracyComparison(where(cells[0]), scores, scored, left_out))

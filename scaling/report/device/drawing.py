@@ -165,10 +165,8 @@ def short(value: float) -> str:
 
 def draw_bars(declared: Bars, results: Results, title: str) -> Figure | None:
     timed = [cell for cell in results.where(declared.where) if cell.estimate()]
-    groups = {
-        results.text(declared.panel, cells[0]): cells
-        for cells in results.grouped(timed, *declared.by).values()
-    }
+    every = results.grouped(timed, *declared.by).values()
+    groups = {results.text(declared.panel, cells[0]): cells for cells in every}
     if not groups:
         return None
     figure, panels = stacked(title, {name: len(cells) for name, cells in groups.items()}, 0.19, 1.6)

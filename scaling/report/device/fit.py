@@ -102,10 +102,8 @@ def findings(results: Results) -> Iterator[str]:
     eager = {cell.device: cell for cell in trained.values() if cell.point["step"] == "eager"}
     for name, cell in trained.items():
         if made_s(cell) and cell.device in eager:
-            before = (
-                f"{verb(cell).capitalize()} on the {name.split()[0]} takes {number(made_s(cell))} s once; "
-            )
-            yield from finding(results, before, [_paid(cell, eager[cell.device])])
+            made = f"{verb(cell).capitalize()} on the {name.split()[0]} takes {number(made_s(cell))} s once; "
+            yield from finding(results, made, [_paid(cell, eager[cell.device])])
     if trained:
         cells = [*trained.values()]
         residuals = sorted({number(cell.fact("rms_residual")) for cell in cells}, key=float)
@@ -116,10 +114,9 @@ def findings(results: Results) -> Iterator[str]:
             f"{results.parameters.get('activation', OLDER)} is {between}, on a surface of heights "
             f"that deviate by {height}."
         )
-        losses = [
-            zip(cell.fact("loss", "x") or [], cell.fact("loss", "y") or [], strict=True) for cell in cells
-        ]
-        late = sorted(math.sqrt(loss) for of in losses for epoch, loss in of if 2 * epoch >= epochs)
+        curves = [(cell.fact("loss", "x") or [], cell.fact("loss", "y") or []) for cell in cells]
+        losses = [pair for curve in curves for pair in zip(*curve, strict=True)]
+        late = sorted(math.sqrt(loss) for epoch, loss in losses if 2 * epoch >= epochs)
         if len(late) > 1:
             text += (
                 f" Over the last half of the epochs it moves between {number(late[0])} and "

@@ -108,12 +108,10 @@ class DeviceResult:
         self, other: DeviceResult, phase: str = STEP, log_factor: float = 0.0
     ) -> Difference | None:
         """The other's time over this one's, times e to the power log_factor; None where one has none."""
-        scatter = self.scatters.get(phase)
-        if scatter is None or not (
-            scatter.num_launches(self.cell_id) and scatter.num_launches(other.cell_id)
-        ):
+        scatter, both = self.scatters.get(phase), (self.cell_id, other.cell_id)
+        if scatter is None or not all(map(scatter.num_launches, both)):
             return None
-        return scatter.difference(self.cell_id, other.cell_id, log_factor)
+        return scatter.difference(*both, log_factor)
 
     def fact(self, name: str, key: str = "value") -> Any:
         """The first that was told; of a curve its `x` or `y`. None where there is none."""
@@ -121,10 +119,9 @@ class DeviceResult:
 
     @cached_property
     def scalars(self) -> dict[str, Any]:
-        facts = [
-            row for row in self._rows if "fact" in row and isinstance(row.get("value"), (int, float, str))
-        ]
-        return {name: self.fact(name) for name in dict.fromkeys(row["fact"] for row in facts)}
+        facts = (row for row in self._rows if "fact" in row)
+        names = [row["fact"] for row in facts if isinstance(row.get("value"), (int, float, str))]
+        return {name: self.fact(name) for name in dict.fromkeys(names)}
 
     @property
     def num_samples(self) -> int:
