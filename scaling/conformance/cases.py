@@ -65,7 +65,6 @@ class Case:
         return tuple(map(self.gradients, range(self.num_steps)))
 
     def until(self, num_steps: int) -> Case:
-        """The first steps of it alone."""
         resumes = self.resume_after is not None and self.resume_after < num_steps
         after = self.resume_after if resumes else None
         return replace(self, values=self.values[:num_steps], resume_after=after)
@@ -148,7 +147,6 @@ def parse_world_sizes(text: str) -> list[int]:
 
 
 def spelled(sizes: Sequence[int]) -> str:
-    """`1-8, 16 ranks`."""
     following = groupby(enumerate(sizes), lambda pair: pair[1] - pair[0])
     runs = [[size for _, size in run] for _, run in following]
     texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
@@ -161,8 +159,6 @@ RunRanks = Callable[[int, Callable[[Group], Any]], list[Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank had after one step."""
-
     owned: list[Span]  # the elements whose mean it has
     result: Tensor | None  # a copy of what `aggregate` returned, of use in the owned elements
     changed: Tensor | None  # the gradient as it was then, if it was changed and may not be

@@ -69,7 +69,7 @@ class Residuals:
         left, right = delivered + new_sum, given.sum(0) + self._old
         wrong = ((left - right).abs() <= allowed).logical_not_()
         if wrong.any():
-            place = int(wrong.to(torch.uint8).argmax())
+            place = _first(wrong)
             raise AssertionError(
                 f"element {place}: n mean + new residuals is {left[place]:.9g}, contributions + old "
                 f"residuals are {right[place]:.9g}; rounding allows {allowed[place]:.3g}"
@@ -98,8 +98,7 @@ def check_resumed(
 
 
 def check_schedule(aggregator: Scheduled, world_size: int, layout: BucketLayout) -> Verification:
-    """What the schedule sends. Raises ScheduleError: it does not deliver the sum, or leaves it elsewhere than
-    where the aggregator takes its step."""
+    """Raises ScheduleError: it does not deliver the sum, or elsewhere than where the step is taken."""
     schedule = aggregator.schedule(world_size, layout)
     if schedule.world_size != world_size:
         raise ScheduleError(f"{schedule.name}: made for {schedule.world_size} ranks, asked for {world_size}")
@@ -161,7 +160,6 @@ def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_proces
 
 
 def _at(layout: BucketLayout, rank: int, element: int) -> str:
-    """`rank 1, element 7 (in tensor 2)`."""
     # Of tensors that begin at the same place, the last one has elements.
     tensor = layout.names[bisect.bisect_right(layout.offsets, element) - 1]
     return f"rank {rank}, element {element} (in {tensor})"
@@ -200,7 +198,6 @@ def _check_owned(aggregator: Aggregator[Any], layout: BucketLayout, outcomes: Se
 
 
 def _check_cover(spans: Sequence[Span], num_elements: int, who: str) -> None:
-    """The spans, in any order, are the elements from 0 to `num_elements`, each once."""
     end = 0
     for start, stop in sorted(spans):
         assert start < stop, f"{who} an empty range, {(start, stop)}"

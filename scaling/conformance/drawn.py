@@ -42,7 +42,7 @@ def check_drawn(
     run: RunRanks = run_in_process,
 ) -> bool:
     """Checks the contract on the fixed cases and on `num_examples` drawn ones, which the `seed` gives, in all
-    `dtypes` of the aggregator; whether there are residuals. AssertionError: with the smallest failing case."""
+    `dtypes` of the aggregator; whether there are residuals. AssertionError names the smallest case."""
     dtypes = [dtype for dtype in DTYPES if dtype in aggregator.dtypes]
     if torch.float32 not in dtypes:
         raise AssertionError(f"dtypes is {aggregator.dtypes}; allowed is what has torch.float32")
@@ -86,7 +86,6 @@ class _Search:
         return self.seen[case]
 
     def cut(self, case: Case) -> Case:
-        """A failing case with as few steps as fail."""
         fewer = (case.until(num_steps) for num_steps in range(1, case.num_steps))
         return next((smaller for smaller in fewer if self.failure_of(smaller)), case)
 

@@ -51,8 +51,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SubjectResult:
-    """How one subject did, a "collective", an "aggregator" or a user's "schedule": what was `checked` and
-    holds, what does not hold first, None if all does, and what its schedule sends, if any."""
+    """How a collective, an aggregator or a user's schedule did; `failure` is what does not hold first."""
 
     name: str
     kind: str
@@ -98,8 +97,7 @@ class Subject:
 
 
 def subjects_of(name: str) -> list[Subject]:
-    """The collective and the aggregator of that name, or what `module:attribute` or a schedule's file is.
-    Raises StudyError: there is none."""
+    """Of `module:attribute` or a schedule's file, too. Raises StudyError: there is none."""
     if ":" in name:
         return [_own(name)]
     if is_file(name):
@@ -165,8 +163,6 @@ def examine_all(
     num_examples: int = conformance.NUM_EXAMPLES_OF_COMMANDS,
     seed: int = 0,
 ) -> Iterator[SubjectResult]:
-    """As `examine`, on all cores; results in the order of the subjects."""
-
     def examined(index: int) -> SubjectResult:
         return examine(subjects[index], world_sizes, num_examples=num_examples, seed=seed)
 

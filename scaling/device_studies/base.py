@@ -39,8 +39,6 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a cell may measure."""
-
     seconds: float  # measuring ends after so many, once there are `min_samples`
     min_samples: int = 6  # fewer than six give no interval
     max_samples: int = 1000

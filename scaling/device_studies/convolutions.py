@@ -59,7 +59,7 @@ def multiplying(precision: str, device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution's shape: square images, square kernels."""
+    """Square images, square kernels."""
 
     inputs: int
     outputs: int
@@ -85,8 +85,7 @@ LAYERS = {
 
 def measure_convolution(point: Mapping[str, Any], device: torch.device, budget: Budget) -> Samples:
     """Phases `step` (forward and backward) and `forward`, the error, and on a GPU the workspace;
-    LeftOutError: the device or the layer has no such choice. In one process only one of `library` and
-    `autotuned` can be measured on a GPU: torch keeps the algorithm that it has taken for a shape."""
+    LeftOutError: there is no such choice. Of `library` and `autotuned` a process can measure one on a GPU."""
     on_gpu, dtype = device.type == "cuda", DTYPES[point["precision"]]
     layer, batch, choice = LAYERS[point["case"]], point["batch"], point["choice"]
     convolve = partial(fft_convolution, padding=layer.padding) if choice == "fft" else layer.convolve
@@ -170,7 +169,6 @@ def fft_convolution(images: Tensor, weight: Tensor, padding: int) -> Tensor:
 
 
 def _beside(forward: Callable[[], Tensor], device: torch.device) -> int:
-    """Bytes that a forward pass takes at its peak besides its result."""
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -189,8 +187,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Request:
-    """What a process measures: every layer in every precision; without `cap_mib` the workspace has no
-    limit."""
+    """Every layer in every precision; without `cap_mib` the workspace has no limit."""
 
     layers: tuple[str, ...]
     batch: int

@@ -145,8 +145,7 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class Enough:
-    """The least value of `x` with which a sample takes at most `ratio` times its least time, by `by` and
-    arm."""
+    """The least value of `x` with which a sample takes at most `ratio` times its least time, by `by`."""
 
     text: str
     x: str

@@ -49,10 +49,6 @@ def is_kept(cell: Any) -> bool:
     return cap != NO_CAP and int(cell.fact("workspace_bytes") or 0) <= float(cap.split()[0]) * 2**20
 
 
-def is_exceeded(cell: Any) -> bool:
-    return cell.value("workspace_cap") != NO_CAP and cell.estimate() is not None and not is_kept(cell)
-
-
 PRODUCTS, CONVOLUTIONS, EXACT = {"operation": MATMUL}, {"operation": CONVOLUTION}, {"precision": "float32"}
 OLDER = {"choice": OLDER_INTERFACE, "workspace_cap": NO_CAP}
 CASE, NAMED = ("device", "case", "batch"), ("operation", "case", "batch", "choice", "precision")
@@ -144,7 +140,8 @@ REPORT = Report(
             after=": where it makes no difference, the variable may do nothing in this version of torch",
         ),
         Noted("{on}: {case}, batch {batch:,}: cuDNN's older interface did not keep the limit of "
-              "{workspace_cap}.", is_exceeded),
+              "{workspace_cap}.",
+              lambda one: one.value("workspace_cap") != NO_CAP and one.estimate() and not is_kept(one)),
     ),
     labels={
         "transposed": "W as it is stored", "transpose-first": "W transposed first",

@@ -62,7 +62,6 @@ class SequenceClassifier(nn.Module):
         return logits
 
     def _last(self, sequence: Tensor) -> Tensor:
-        """The layer's last output, [n, width]."""
         if self._implementation == "fused":
             outputs: Tensor = self.recurrent(sequence)[0]
             return outputs[:, -1]
@@ -111,7 +110,6 @@ class PreciseTraining:
         return loss.detach()
 
 
-NUM_SYMBOLS = 6
 NUM_DISTRACTORS = 4  # the first four symbols count nothing; the last two are X and Y
 DATA_SEED = 0  # of the synthetic task's sequences: the same for every seed of a training
 
@@ -126,7 +124,6 @@ class SequenceTask(NamedTuple):
 
 @lru_cache(maxsize=2)
 def temporal_order(length: int, num_train: int, num_test: int) -> SequenceTask:
-    """The synthetic task, from a generator of its own; kept between cells."""
     generator = torch.Generator().manual_seed(DATA_SEED)
     num_all = num_train + num_test
     symbols = torch.randint(NUM_DISTRACTORS, (num_all, length), generator=generator)
@@ -134,7 +131,7 @@ def temporal_order(length: int, num_train: int, num_test: int) -> SequenceTask:
     quarter = length // 4
     within = torch.randint(quarter, (num_all, 2), generator=generator)
     symbols.scatter_(1, within + torch.tensor([quarter, 2 * quarter]), NUM_DISTRACTORS + marks)
-    inputs = nn.functional.one_hot(symbols, NUM_SYMBOLS).float()
+    inputs = nn.functional.one_hot(symbols, 6).float()
     targets = marks @ torch.tensor([2, 1])
     train, test = (Split(inputs[part], targets[part]) for part in (slice(num_train), slice(num_train, None)))
     return SequenceTask(train, test, num_classes=4)
@@ -209,8 +206,8 @@ class Measurement:
         yield from facts(training_steps=self.study.steps)
 
     def _accuracy(self, train: Split, test: Split, seed: int) -> float:
-        """Right answers per held-out sample after a training. Raises LeftOutError: the cell's trainings would
-        take too long."""
+        """Right answers per held-out sample. Raises LeftOutError: the cell's trainings would take too
+        long."""
         study, training = self.study, self._training(seed)
         generator = torch.Generator().manual_seed(seed)
         shape = (study.steps, self.point["batch"])

@@ -103,8 +103,7 @@ REPORT = Report(
 @final
 @dataclass(frozen=True)
 class SmallNetworks(Experiment):
-    """Where the GPU begins to win: around the point `inputs`, `depth`, `width`, `batch` one is varied at a
-    time."""
+    """Where the GPU begins to win: around a point `inputs`, `depth`, `width`, `batch` one is varied."""
 
     name: ClassVar[str] = "small-networks"
     report: ClassVar[Report] = REPORT

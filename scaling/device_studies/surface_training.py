@@ -43,9 +43,9 @@ def grid_points(side: int) -> tuple[Tensor, Tensor]:
 
 
 def surface_network(activation: str = "relu") -> nn.Sequential:
-    """2-20-5-1, 171 parameters, by torch's global seed. Weights start as those of Flux's `Dense`: uniform by
-    X. Glorot, Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks"
-    (2010)."""
+    """171 parameters, by torch's global seed; weights as of X. Glorot, Y. Bengio, "Understanding the
+    difficulty of training deep feedforward neural networks" (2010), biases zero, as Flux's `Dense` has
+    them."""
     nonlinear = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
     network = nn.Sequential(nn.Linear(2, 20), nonlinear(), nn.Linear(20, 5), nonlinear(), nn.Linear(5, 1))
     for layer in network:
@@ -56,8 +56,6 @@ def surface_network(activation: str = "relu") -> nn.Sequential:
 
 
 class SurfaceTraining:
-    """The network, its optimizer and where its data comes from, by the study's `settings`."""
-
     def __init__(self, settings: Any, side: int, place: str, device: torch.device) -> None:
         self._settings, self._device = settings, device
         torch.manual_seed(settings.seed)
@@ -117,8 +115,7 @@ class SurfaceTraining:
 
 
 def ready(training: SurfaceTraining, mode: str) -> tuple[Callable[[], object], float | None]:
-    """The step to be called, and the seconds that compiling or capturing took; LeftOutError: neither works
-    here."""
+    """The step to be called, and the seconds that compiling or capturing took; LeftOutError: it fails."""
     training.step()  # libraries set themselves up on first use; that is not compiling
     _wait(training.loss.device)
     if mode == "eager":
@@ -148,8 +145,7 @@ def _source(inputs: Tensor, heights: Tensor, place: str, device: torch.device) -
 
 
 def require_loader(num_points: int, budget: Budget) -> None:
-    """Raises LeftOutError for numbers of points that a DataLoader puts together too slowly, by the time of a
-    few."""
+    """Raises LeftOutError where a DataLoader is too slow, by the time of a few points."""
     num_tried = min(num_points, LOADER_PILOT)
     points = TensorDataset(torch.zeros(num_tried, 2), torch.zeros(num_tried, 1))
     start = time.perf_counter()

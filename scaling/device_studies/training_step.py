@@ -24,8 +24,7 @@ StepFunction = Callable[[], object]
 def training_step(
     module: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss = cross_entropy, captured: bool = False
 ) -> StepFunction:
-    """One optimizer update of `module`, ready to be called; `captured` as a CUDA graph (errors as of
-    `capture`)."""
+    """One optimizer update of `module`, ready to be called; errors as of `capture`."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE, momentum=MOMENTUM)
 
@@ -76,8 +75,7 @@ def batch_of(shape: DataShape, batch: int, device: torch.device) -> tuple[Tensor
 
 
 def model_and_shape(name: str) -> tuple[Model, DataShape]:
-    """A network, and the shape of the data set that it was published with; StudyError: the name is
-    unknown."""
+    """A network, and its data set's shape; StudyError: the name is unknown."""
     model = create_model(name)
     return model, resolve_shape(model, create_dataset(model.dataset))
 
@@ -97,8 +95,8 @@ def network_steps(
 
 
 def timed(make: Callable[[int], StepFunction], batch: int, device: torch.device, budget: Budget) -> Samples:
-    """Samples of a step on `batch` samples. On a CPU smaller batches are tried first: a large one could take
-    hours. Raises LeftOutError: it would take too long."""
+    """Samples of a step on `batch` samples; on a CPU after smaller batches, as a large one could take
+    hours."""
     for pilot in pilots(batch) if device.type == "cpu" else []:
         step, samples, seconds = make(pilot), f"{pilot} sample{'s' * (pilot > 1)}", list[float]()
         for _ in range(SLOW_CALLS):

@@ -23,7 +23,6 @@ class Gpus:
 
 
 def look() -> Gpus:
-    """Asks torch and nvidia-smi; makes no context on any GPU but where torch has to."""
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     pairs = permutations(range(usable), 2)
     apart = [(a, b) for a, b in pairs if not torch.cuda.can_device_access_peer(a, b)]

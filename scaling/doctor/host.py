@@ -135,7 +135,6 @@ def data_sets() -> CheckResult:
 
 
 def write_access(environ: Mapping[str, str], here: Path) -> CheckResult:
-    """Whether results, in the current folder, and downloads, in the user's cache, can be written."""
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scaling-study"
     for what, folder in (("results", here / "results"), ("the cache", cache)):
         nearest = _nearest(folder)

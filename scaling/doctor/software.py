@@ -30,7 +30,6 @@ def package_version(name: str) -> str | None:
 
 
 def version_line(program: str) -> str:
-    """The first line of what it says; empty where it fails."""
     try:
         answer = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=ANSWER_LIMIT_S, check=True

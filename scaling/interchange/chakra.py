@@ -16,6 +16,7 @@ from scaling.collectives.schedule import Schedule, messages
 from scaling.errors import ScheduleError
 
 VARINT, LENGTH = 0, 2
+Attributes = Sequence[tuple[str, int, int]]  # name, field of AttributeProto, value
 
 
 def varint(number: int) -> bytes:
@@ -87,12 +88,7 @@ def _compute(compute_s: float) -> list[bytes]:
 
 
 def _node(
-    number: int,
-    name: str,
-    kind: int,
-    after: Sequence[int],
-    attributes: Sequence[tuple[str, int, int]],
-    duration_micros: int = 0,
+    number: int, name: str, kind: int, after: Sequence[int], attributes: Attributes, duration_micros: int = 0
 ) -> bytes:
     content = number_field(1, number) + text_field(2, name) + number_field(3, kind)
     if after:

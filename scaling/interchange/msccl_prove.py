@@ -72,7 +72,7 @@ class Algorithm(NamedTuple):
 
 
 def read_algorithm(text: str) -> Algorithm:
-    """The algorithm of a text; ScheduleError where it is none, or no all-reduce."""
+    """ScheduleError where it is no all-reduce."""
     try:
         algo = ElementTree.fromstring(text)  # noqa: S314 (expat limits entities since 2.4.1)
     except ElementTree.ParseError as error:

@@ -93,7 +93,7 @@ def _texts(attributes: Mapping[str, object]) -> dict[str, str]:
 
 
 def _blocks(schedule: Schedule, rank: int) -> dict[tuple[bool, int], list[_Operation]]:
-    """Each block's operations, numbered, with at most one dependency each."""
+    """Numbered operations, with at most one dependency each."""
     blocks: dict[tuple[bool, int], list[_Operation]] = defaultdict(list)
     touched: dict[int, list[_Operation]] = defaultdict(list)  # chunk -> of the last step that touched it
     for step in schedule.steps:
@@ -116,7 +116,6 @@ def _blocks(schedule: Schedule, rank: int) -> dict[tuple[bool, int], list[_Opera
 
 
 def _append(block: list[_Operation], operation: _Operation, before: list[_Operation]) -> None:
-    """Adds it, with `nop`s for all dependencies but one; those of its own block need none."""
     others = list({id(other): other for other in before if other.block != operation.block}.values())
     for extra in others[1:]:
         block.append(_Operation("nop", operation.chunk, 0, operation.block, [extra], len(block)))

@@ -136,7 +136,7 @@ def tables(results: Results) -> Iterator[Table]:
 
 
 def _timed(results: Results) -> list[tuple[DeviceResult, float | None]]:
-    """The implementations in float32 at the middle batch, by device, and their times over the fused one's."""
+    """In float32 at the middle batch, by device, with times over the fused one's."""
     every = [cell for cell in results.where({"precision": "float32"}) if cell.estimate() is not None]
     batches = sorted({cell.point["batch"] for cell in every if not cell.fact(SCORES, "y")})
     timed = results.where({"batch": batches[len(batches) // 2 : len(batches) // 2 + 1]}, every)

@@ -95,8 +95,7 @@ def _cells(axis: str, todays: Sequence[Row], scatter: StudyScatter) -> tuple[lis
 
 
 def _cell(row: Row, axis: str, others: Sequence[str], scatter: StudyScatter) -> DeviceResult:
-    """A cell by its row of the summary; its point are the axis as it is, and other settings as they are
-    called: `4 GPUs`."""
+    """A cell by its row of the summary; its point are the axis, and other settings as they are called."""
     called = {**row, "world_size": workers_of(row), BATCH: f"batch {row[BATCH]:,}"}
     called |= {name: COLUMNS[name].text(row[name]) for name in others if name in COLUMNS}
     point = {axis: row[axis], **{name: called[name] for name in others}}

@@ -22,7 +22,6 @@ LEAD = "Seen in one launch: "
 
 
 def finding(results: Results, before: str, clauses: Sequence[str], after: str = "") -> Iterator[str]:
-    """The sentence of these clauses, marked if one launch stands behind it; none without clauses."""
     if clauses:
         seen = " (seen in one launch)" if results.num_launches == 1 else ""
         yield f"{before}{'; '.join(clauses)}{after}{seen}."
@@ -125,15 +124,6 @@ class Crossing:
     def is_decided(self) -> bool:
         return self.is_between or self.ends is None or self.ends[0] == self.ends[1]
 
-    @property
-    def bounds(self) -> str:
-        """` [210, 410]`, where an open end names the last measured point; "" without an interval."""
-        if self.ends is None:
-            return ""
-        low = rounded(self.ends[0]) if self.ends[0] else f"below {self.first:,.0f}"
-        high = rounded(self.ends[1]) if self.ends[1] < math.inf else f"above {self.last:,.0f}"
-        return f" [{low}, {high}]"
-
 
 def crossing(differences: Mapping[float, Difference | None]) -> Crossing | None:
     known = {at: difference for at, difference in sorted(differences.items()) if difference is not None}
@@ -167,7 +157,7 @@ def rounded(value: float) -> str:
 
 
 def crossing_text(break_even: Crossing | None, unit: str = "") -> str:
-    """`from width 300 [210, 410] on`, or at every or no measured point, or that nothing was measured."""
+    """`from width 300 [210, 410] on`."""
     if break_even is None:
         return "not measured"
     if not break_even.is_between:
@@ -175,4 +165,9 @@ def crossing_text(break_even: Crossing | None, unit: str = "") -> str:
         doubt = "" if break_even.is_decided else f"; {UNDECIDED} at some"
         points = f"{break_even.first:,.0f} to {break_even.last:,.0f}"
         return f"at {which} measured {unit or 'point'} ({points}{doubt})"
-    return f"from {f'{unit} ' if unit else ''}{rounded(break_even.at)}{break_even.bounds} on"
+    bounds = ""
+    if break_even.ends is not None:  # an open end names the last measured point
+        low, high = break_even.ends
+        start = rounded(low) if low else f"below {break_even.first:,.0f}"
+        bounds = f" [{start}, {rounded(high) if high < math.inf else f'above {break_even.last:,.0f}'}]"
+    return f"from {f'{unit} ' if unit else ''}{rounded(break_even.at)}{bounds} on"

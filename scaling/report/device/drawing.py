@@ -42,7 +42,7 @@ def stacked(title: str, sizes: dict[str, int], row: float, room: float) -> tuple
 
 
 def looks_of(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """How their lines look: the CPU's is dashed where the GPU has one of the same colour."""
+    """The CPU's line is dashed where the GPU has one of the same colour."""
     keys, made = [repr({**variant.where, "device": None}) for variant in variants], []
     every_look = zip(cycle(DEVICE_COLOURS), cycle(MARKERS), strict=False)
     looks = dict(zip(dict.fromkeys(keys), every_look, strict=False))
@@ -143,8 +143,7 @@ def _draw_line(axes: Axes, look: dict[str, Any], at: Floats, values: Floats, lab
 
 
 def log_axes(axes: Axes, x: str, y: str) -> None:
-    """Ticks at powers of ten, at 2 and 5 too where there are less than two: what is drawn is to be drawn
-    before."""
+    """After drawing: an axis of less than two powers of ten has ticks at 2 and 5 too."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):

@@ -55,8 +55,7 @@ def ratios(
 
 
 def crossings(declared: BreakEven, results: Results) -> dict[str, dict[Any, Crossing | None]]:
-    """Arm of the GPU, or "" for all threads -> value of `by`, () without -> from where on it takes less
-    time."""
+    """Arm of the GPU, or "" for all threads -> value of `by`, or () -> from where on it takes less time."""
     firsts, than = [*(declared.first or results.gpu_arms)], declared.than
     if declared.threads:
         counts = sorted({cell.threads for cell in results.where(than)})
@@ -94,7 +93,6 @@ def _break_even(declared: BreakEven, results: Results) -> Iterator[str]:
 
 
 def _short_break_even(declared: BreakEven, results: Results) -> str:
-    """From where on the first take less at every value of `by`; "" where that is nowhere, or not known."""
     clauses = []
     for name, each in crossings(declared, results).items():
         every = [found for found in each.values() if found and found.at < math.inf and found.is_decided]

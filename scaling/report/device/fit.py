@@ -45,8 +45,7 @@ def trainings(results: Results) -> dict[str, DeviceResult]:
 
 
 def surface(side: int) -> Grid:
-    """[side, side], the first axis being x: as `scaling.device_studies.surface_training`, which needs
-    torch."""
+    """[side, side], x first: `surface_training` has the same, which needs torch."""
     axis = np.linspace(-EXTENT, EXTENT, side)
     x, y = np.meshgrid(axis, axis, indexing="ij")
     return np.asarray(

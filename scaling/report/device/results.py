@@ -66,7 +66,6 @@ class DeviceResult:
 
     @property
     def reason(self) -> str | None:
-        """Why it has no numbers: it was left out, or has failed; None where it has, or is not done."""
         failed = (record.reason for record in self.records if record.state == "failed")
         return self.fact(LEFT_OUT) or next(failed, None)
 
@@ -157,8 +156,8 @@ def size_of(value: Any) -> tuple[int, float, str]:
 
 
 def plain_report(cells: Sequence[DeviceResult]) -> Report:
-    """What can be said of cells that nothing is declared of: a figure over the number that has most values,
-    one table, and where the GPU begins to take less time, or which word of a variable takes the least."""
+    """Of cells that nothing is declared of: a figure over the number that has most values, one table, and
+    where the GPU begins to take less time, or which word of a variable takes the least."""
     values = {name: {cell.point.get(name) for cell in cells} - {None} for name in cells[0].point}
     varied = [name for name, several in values.items() if len(several) > 1 and name != "step"]
     numbers = [name for name in varied if all(type(value) in (int, float) for value in values[name])]
@@ -234,7 +233,6 @@ class Results:
         return sorted(self.where(others), key=lambda one: one.value(x))
 
     def ends(self, name: str, cells: Iterable[DeviceResult] | None = None) -> dict[str, Any]:
-        """The `least` and the `most` of a variable; {} without cells."""
         values = sorted(cell.value(name) for cell in (self.cells if cells is None else cells))
         return {"least": values[0], "most": values[-1]} if values else {}
 

@@ -23,10 +23,6 @@ from scaling.report.tables import Table, without_empty_columns
 Cells = Sequence[DeviceResult]  # a row: the cells of a point
 LOAD = "load_average"  # the fact with the host's load before a cell (`scaling.study.kinds.device`)
 BUSY = 1.3  # a load of so many processes a core is more than the study's own
-REASONS = (
-    "Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not fit, or as the "
-    "reason says."
-)
 
 
 def scientific(value: float | None) -> str:
@@ -64,8 +60,7 @@ def table_by(
     statistic: str | None = None,
     remarks: Sequence[str] = (),
 ) -> Table:
-    """A row for each of the groups of cells: the values of `by`, and further texts; the statistic is medians
-    by default."""
+    """A row for each of the groups of cells: the values of `by`, and further texts; medians by default."""
 
     def named(cells: Cells, name: str) -> str:
         values = [value for cell in cells if (value := cell.value(name)) is not None]
@@ -124,10 +119,8 @@ def _fastest_table(results: Results, declared: FastestRows) -> Table:
         own = cells[0].value(declared.lines) if declared.lines else first
         compared = results.where({name: cells[0].value(name) for name in others})
         sides = {declared.lines: own}, {declared.lines: first}
-        is_first = own == first
-        yield (
-            MISSING if is_first else crossing_text(crossing(ratios(results, compared, *sides, [declared.x])))
-        )
+        times = {} if own == first else ratios(results, compared, *sides, [declared.x])
+        yield MISSING if own == first else crossing_text(crossing(times))
 
     groups = results.grouped(results.cells, *declared.by).values()
     headings = ["fastest", "ms", "±", "slowest", "ms", "x as long", f"less time than {results.label(first)}"]
@@ -137,14 +130,15 @@ def _fastest_table(results: Results, declared: FastestRows) -> Table:
 
 def left_out_table(results: Results) -> Iterator[Table]:
     def texts(cells: Cells) -> Iterator[str]:
-        """How the cell was computed (`GPU eager`), its state, and why."""
         (cell,) = cells
         yield next((arm.name for arm in results.arms if results.where(arm.where, cells)), cell.device)
         yield from ("left out" if cell.fact(LEFT_OUT) else "failed", cell.reason or "")
 
     if without := [[cell] for cell in results.cells if cell.reason is not None]:
         title, headings = "points without numbers, and why", ["on", "state", "reason"]
-        yield table_by(results, title, results.report.named, without, headings, texts, REASONS)
+        what = "Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not fit, "
+        what += "or as the reason says."
+        yield table_by(results, title, results.report.named, without, headings, texts, what)
 
 
 def remarks(results: Results) -> list[str]:
