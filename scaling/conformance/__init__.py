@@ -4,7 +4,6 @@ aggregators.
 `check_drawn` checks the contract on drawn cases, `check` on one, `check_schedule` that a schedule delivers
 the sum where the step is taken. An AssertionError or a ScheduleError says which law is broken, and where."""
 
-from scaling.aggregators.base import DTYPES as DTYPES
 from scaling.conformance.cases import WORLD_SIZES as WORLD_SIZES
 from scaling.conformance.cases import Case as Case
 from scaling.conformance.cases import fixed_cases as fixed_cases

@@ -26,9 +26,8 @@ RESIDUAL_ULPS = 16  # allowed in float32: each term is the result of some ten ad
 
 class Residuals:
     """The law of error feedback, step by step: n mean + new residuals = contributions + old residuals.
-    Contributions are gradients, unless the aggregator applies a momentum of its own. What rounding allows
-    goes by the largest terms so far: residuals of several ranks, and of a gradient and a sum, may cancel for
-    some steps. `exist`: whether the aggregator has any."""
+    Contributions are gradients, or an aggregator's own momentum. What rounding allows goes by the largest
+    terms so far: residuals of several ranks, and of a gradient and a sum, may cancel for some steps."""
 
     def __init__(self, layout: BucketLayout, world_size: int) -> None:
         self._layout, self._world_size, self.exist = layout, world_size, False

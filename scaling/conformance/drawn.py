@@ -68,7 +68,7 @@ def failure_text(error: Exception) -> str:
 
 
 class _Search:
-    """Runs each case once; `seen`: what does not hold of it, None where all does."""
+    """`seen`: what does not hold of a case, None where all does."""
 
     def __init__(self, aggregator: Aggregator[Any], run: RunRanks) -> None:
         self._aggregator, self._run = aggregator, run

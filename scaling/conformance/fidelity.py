@@ -80,8 +80,7 @@ def recorded_gradients() -> tuple[BucketLayout, Tensor]:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What one lossy aggregator does to gradients. Errors are |result - mean| / |mean| in the 2-norm; the
-    mean in float64, with the aggregator's own momentum where it has one."""
+    """Errors are |result - mean| / |mean| in the 2-norm; the mean in float64, with own momentum."""
 
     first_error_ratio: float  # of the first result
     first_cosine: float | None  # of the angle between the two; None where the result is zero
@@ -156,7 +155,6 @@ def has_sheet(aggregator: Aggregator[Any]) -> bool:
 
 
 def sheet_of(name: str) -> Sheet | None:
-    """None for those that have none; StudyError: no such aggregator."""
     aggregator = create(name)
     if not has_sheet(aggregator):
         return None
@@ -250,8 +248,7 @@ def _timed(aggregator: Aggregator[Any], device: torch.device) -> tuple[list[int]
 
 
 class _PhaseSeconds:
-    """A phase marker that adds up the seconds of each phase; `host_s`: how long encoding and decoding kept
-    the host, which does not wait for the device in them."""
+    """A phase marker; `host_s`: how long encoding and decoding kept the host, which does not wait in them."""
 
     def __init__(self, device: torch.device) -> None:
         self._clock = clock_for(device)

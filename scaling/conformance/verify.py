@@ -20,7 +20,7 @@ from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 from scaling import conformance
-from scaling.aggregators.base import Aggregator
+from scaling.aggregators.base import DTYPES, Aggregator
 from scaling.aggregators.host import threads
 from scaling.aggregators.registry import REGISTRY, create
 from scaling.aggregators.schedule import Scheduled
@@ -71,8 +71,8 @@ class SubjectResult:
 
 @dataclass
 class Examination:
-    """What is asked for (as of `examine`), and how far it has come: `where` is the case being checked,
-    `again` the command that shows a failure there again ("" where it is the one that was given)."""
+    """How far it has come: `where` is the case being checked, `again` the command that shows a failure
+    there."""
 
     name: str
     world_sizes: Sequence[int]
@@ -126,7 +126,7 @@ def all_subjects(world_sizes: Sequence[int]) -> list[Subject]:
 
 
 def _registered(name: str, examination: Examination) -> None:
-    """An aggregator that is loaded when its turn comes: what another package offers may be broken."""
+    """Loaded when its turn comes: what another package offers may be broken."""
     try:
         _aggregator(create(name), examination)
     except StudyError as error:
@@ -140,10 +140,8 @@ def examine(
     num_examples: int = conformance.NUM_EXAMPLES,
     seed: int = 0,
 ) -> SubjectResult:
-    """Checks one subject, up to what fails first; `say` is called with what is being checked. The contract is
-    checked at those of the ascending `world_sizes` that are among `conformance.WORLD_SIZES`, in
-    `num_examples` cases each, drawn by the `seed`. Raises StudyError: nothing to check there, or no such
-    subject."""
+    """Up to what fails first; `say` is called with what is being checked. The contract is checked at those of
+    the ascending `world_sizes` that are in `conformance.WORLD_SIZES`. Raises StudyError: nothing to check."""
     examination = Examination(subject.name, world_sizes, say, num_examples, seed)
     failure = None
     try:
@@ -272,7 +270,7 @@ def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Ex
         f"contract at {spelled(sizes)} x {num_examples} drawn cases and the fixed ones (seed {seed})"
     )
     examination.checked += ["saved state", *(["residuals"] if has_residuals else [])]
-    left_out = [str(dtype) for dtype in conformance.DTYPES if dtype not in aggregator.dtypes]
+    left_out = [str(dtype) for dtype in DTYPES if dtype not in aggregator.dtypes]
     examination.checked += [f"not {', '.join(left_out)}, which it does not take"] if left_out else []
 
 

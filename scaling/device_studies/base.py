@@ -45,18 +45,17 @@ class Budget:
     limit_s: float = 10.0  # a point whose fewest samples would take longer is left out
 
     def require(self, expected_s: float, why: str) -> None:
-        """Raises LeftOutError where the fewest samples would take longer than the limit. `why` is how the
-        seconds of a call are known ("a step takes 2 s or more on 64 samples")."""
+        """LeftOutError where the fewest samples take too long; `why`: "a step takes 2 s or more on 64
+        samples"."""
         if expected_s * self.min_samples > self.limit_s:
             raise LeftOutError(
                 f"{why}, so that {self.min_samples} samples would pass the limit of {self.limit_s:g} s"
             )
 
     def refuse_slow(self, seconds: Sequence[float], why: str, calls: int = 1) -> float:
-        """Refuses a point by its first calls, as soon as that is certain; else the least of them, without the
-        first, which sets libraries up. A single slow one may be somebody else's doing: it takes three calls,
-        or one that is beyond doubt. `seconds`: of the calls so far, waited for. `why`: with a place for the
-        seconds ("a step took {:.2g} s"). Raises LeftOutError."""
+        """The least of a point's first calls, without the first, which sets libraries up. A single slow one
+        may be somebody else's doing: it takes three calls, or one that is beyond doubt. `seconds`: of the
+        calls so far; `why`: with a place for the seconds ("a step took {:.2g} s"). Raises LeftOutError."""
         one_s = min(seconds[1:] or seconds)
         doubtless = one_s * calls * self.min_samples > DOUBTLESS * self.limit_s and len(seconds) > 1
         if len(seconds) >= SLOW_CALLS or doubtless or one_s > self.limit_s + SET_UP_S:
@@ -66,10 +65,10 @@ class Budget:
     def samples(
         self, step: Callable[[], object], device: Device, per_sample: int | None = None
     ) -> list[float]:
-        """Seconds of one call of `step`, sampled after a warm-up. Raises LeftOutError: calls are too slow. On
-        a GPU between CUDA events in a queue that does not run empty: what a call takes in a loop; `step` need
-        not wait for the device. On the CPU by the monotonic clock. `per_sample`: calls that a sample covers
-        and is divided by; None: as many as take a millisecond."""
+        """Seconds of one call of `step`, after a warm-up; LeftOutError: calls are too slow. On a GPU between
+        CUDA events in a queue that does not run empty, so that `step` need not wait; on the CPU by the
+        monotonic clock. `per_sample`: calls that a sample covers and is divided by; None: as many as take a
+        millisecond."""
         from scaling.measure.clock import clock_for
 
         clock = clock_for(device)

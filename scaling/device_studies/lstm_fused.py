@@ -8,23 +8,13 @@ thread, so that accuracies do not depend on the cores."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, final
 
 from pydantic import PositiveFloat, PositiveInt
 
 from scaling.device_studies.base import Budget, Device, Experiment, Point, Samples, Variables
-from scaling.device_studies.declaration import (
-    DEVICES,
-    Lines,
-    Panels,
-    Report,
-    Rows,
-    Setting,
-    Show,
-    Times,
-    Variant,
-)
+from scaling.device_studies.declaration import DEVICES, Lines, Panels, Report, Rows, Setting, Show, Times
 
 SYNTHETIC = "temporal-order"
 REAL = {"mnist-rows": "mnist", "digits-rows": "digits"}  # task -> data set
@@ -34,7 +24,7 @@ PHASES = {"step": "training", "evaluate": "evaluation", "predict": "prediction"}
 NAMES = {"elementary": "elementary operations", "cell": "LSTMCell loop", "fused": "fused nn.LSTM"}
 NAMED = ("task", "width", "batch", "precision", "implementation")
 IMPLEMENTATIONS = tuple(
-    Variant(f"{device.name}, {name}", {**device.where, "implementation": implementation})
+    replace(device, name=f"{device.name}, {name}", where={**device.where, "implementation": implementation})
     for device in DEVICES
     for implementation, name in NAMES.items()
 )

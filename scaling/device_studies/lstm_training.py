@@ -139,8 +139,7 @@ def temporal_order(length: int, num_train: int, num_test: int) -> SequenceTask:
 
 @lru_cache(maxsize=2)
 def image_rows(name: str, shrink: int, num_train: int, num_test: int) -> SequenceTask:
-    """The first images of a data set of grey ones, row by row; kept between cells. `shrink` x `shrink` pixels
-    become one, their mean. Raises DataError: a file is missing or damaged."""
+    """The first images, row by row; `shrink` x `shrink` pixels become their mean. May raise DataError."""
     dataset = create_dataset(name)
     shape = dataset.shape(None)
     splits = dataset.load(shape, num_train, DATA_SEED)

@@ -26,8 +26,7 @@ from scaling.device_studies.declaration import (
 )
 
 NUM_CLASSES = 10
-SEQUENCE_LENGTH = 32
-SEQUENCE_INPUTS = 16  # at each of the steps
+SEQUENCE_LENGTH, SEQUENCE_INPUTS = 32, 16  # steps of a recurrent network, and numbers that each reads
 GRID = {"network": "mlp", "equal_parameters": 0, "inputs": Setting("inputs"), "depth": Setting("depth")}
 BASE = {**GRID, "width": Setting("width"), "batch": Setting("batch")}
 BY_DEPTH, BY_INPUTS = (

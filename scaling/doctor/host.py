@@ -149,9 +149,7 @@ def write_access(environ: Mapping[str, str], here: Path) -> CheckResult:
 
 
 def _nearest(path: Path) -> Path:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
+    return next((folder for folder in (path, *path.parents) if folder.exists()), path)
 
 
 def _can_write(folder: Path) -> bool:

@@ -112,8 +112,6 @@ def device_sentences(experiments: Sequence[Results]) -> list[str]:
 
 
 def device_headline(experiments: Sequence[Results]) -> str:
-    """The short answers; "" where an experiment has none."""
-
     def of_one(results: Results) -> Iterator[str]:
         if headline := short_answer(results):
             to_decide = f" (repeats={FEWEST} to decide.)" if headline.startswith(LEAD) else ""
@@ -125,7 +123,6 @@ def device_headline(experiments: Sequence[Results]) -> str:
 
 
 def _fitting(results: Results) -> AbstractContextManager[None]:
-    """An experiment's report takes points and facts to be those that the experiment records."""
     where = f"{results.folder}: experiment {results.experiment!r}: points or facts of its cells"
     return fitting(where, "delete the runs of its cells, and `scaling run` measures them again")
 

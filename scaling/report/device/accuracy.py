@@ -65,8 +65,7 @@ class AccuracyComparison:
 
     @property
     def differences(self) -> dict[str, float]:
-        """Combination -> mean, over the seeds that both have, of its accuracy less the reference's. Empty
-        without the reference, which is not among them."""
+        """Combination -> mean, over the seeds that both have, of its accuracy less the reference's."""
         others = {name: one.scores for name, one in self.scores.items() if name != REFERENCE}
         reference = self.scores[REFERENCE].scores if REFERENCE in self.scores else {}
         less = {

@@ -12,16 +12,7 @@ from scaling.analysis.columns import Row, by_key, is_control_arm, is_of_older_co
 from scaling.analysis.groups import CellGroup, group_rows
 from scaling.analysis.study_scatter import StudyScatter, study_scatter
 from scaling.axes import AXES, Role, Shared, fixed_batch
-from scaling.device_studies.declaration import (
-    Bars,
-    Fastest,
-    FastestRows,
-    Figure,
-    Lines,
-    Panels,
-    Report,
-    Variant,
-)
+from scaling.device_studies.declaration import Bars, Fastest, FastestRows, Lines, Panels, Report, Variant
 from scaling.measure.statistics import Estimate
 from scaling.report.device.drawing import DRAWN
 from scaling.report.device.findings import sentences
@@ -125,7 +116,7 @@ def _results(axis: str, cells: Sequence[DeviceResult], group: CellGroup | None) 
     line, others = names[:1], tuple(names[1:])
     is_number = are_numbers(cell.value(axis) for cell in cells)
     title, at = (", ".join(f"{{{name}}}" for name in some) for some in (others, (*line, *others)))
-    drawn: Figure = Bars("", "", "", others, title, f"{{{axis}}}", line[0] if line else axis, {})
+    drawn: Bars | Lines = Bars("", "", "", others, title, f"{{{axis}}}", line[0] if line else axis, {})
     if is_number:
         lines = line[0] if line else (Variant("a step", {}),)
         drawn = Lines("", "", "", (Panels(axis, of, by=others, title=title),), lines)

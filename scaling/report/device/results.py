@@ -94,8 +94,8 @@ class DeviceResult:
         return estimate.median if estimate else math.inf
 
     def mean(self, phase: str = STEP) -> tuple[float, float | None, float | None] | None:
-        """Of a phase's seconds the launches' means, combined on the log scale, and its 95% interval: what a
-        rate is of, since a median has no long steps in it."""
+        """The launches' means, combined on the log scale, and the 95% interval: a median has no long steps in
+        it."""
         launches = [np.array(samples) for samples in self.seconds(phase).values()]
         if not launches or min(one.mean() for one in launches) <= 0:
             return None
@@ -156,8 +156,7 @@ def size_of(value: Any) -> tuple[int, float, str]:
 
 
 def plain_report(cells: Sequence[DeviceResult]) -> Report:
-    """Of cells that nothing is declared of: a figure over the number that has most values, one table, and
-    where the GPU begins to take less time, or which word of a variable takes the least."""
+    """Where nothing is declared: a figure, a table, and where the GPU, or which word, takes least time."""
     values = {name: {cell.point.get(name) for cell in cells} - {None} for name in cells[0].point}
     varied = [name for name, several in values.items() if len(several) > 1 and name != "step"]
     numbers = [name for name in varied if all(type(value) in (int, float) for value in values[name])]
@@ -262,7 +261,6 @@ class Results:
         return str(self.report.labels.get(value, value))
 
     def text(self, template: str, cell: DeviceResult | None = None, **more: Any) -> str:
-        """A template of the declaration, filled with parameters, a cell's variables and more."""
         named = [variant.name for variant in self.arms]
         values: dict[str, Any] = {
             **self.parameters,

@@ -22,7 +22,6 @@ from scaling.report.tables import Table, without_empty_columns
 
 Cells = Sequence[DeviceResult]  # a row: the cells of a point
 LOAD = "load_average"  # the fact with the host's load before a cell (`scaling.study.kinds.device`)
-BUSY = 1.3  # a load of so many processes a core is more than the study's own
 
 
 def scientific(value: float | None) -> str:
@@ -144,7 +143,7 @@ def left_out_table(results: Results) -> Iterator[Table]:
 def remarks(results: Results) -> list[str]:
     lines = [*missing_remark(results)]
     loads = [float(load) for cell in results.cells if (load := cell.fact(LOAD)) is not None]
-    if results.num_cores and loads and max(loads) > BUSY * results.num_cores:
+    if results.num_cores and loads and max(loads) > 1.3 * results.num_cores:  # more than the study's own
         lines.append(
             f"The machine was busy: its load average reached {max(loads):.1f} on {results.num_cores} cores. "
             "Times on the CPU, above all with several threads, are those of a machine that is shared."
