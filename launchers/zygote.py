@@ -60,10 +60,9 @@ def killed_text(what: str, pid: int, number: int) -> str:
 
 
 class ForkedLaunch:
-    """Behaves as the `subprocess.Popen` of a launcher's process. `pid`: of the leader, also the process group
-    of the ranks; `rank_pids`: empty until all are forked; `rank_codes`: of those that have ended;
-    `returncode`: of the rank that failed first, or 0; `killed`: what was killed that is no rank, and by which
-    signal."""
+    """As `subprocess.Popen` of a launcher's process. `pid`: of the leader, also the process group of the
+    ranks; `rank_pids`: empty until all are forked; `rank_codes`: of those that have ended; `returncode`: of
+    the rank that failed first, or 0; `killed`: what was killed that is no rank, and by which signal."""
 
     def __init__(self, zygote: Zygote, pid: int) -> None:
         self._zygote = zygote

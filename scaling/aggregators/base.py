@@ -186,9 +186,8 @@ class Aggregator(ABC, Generic[S]):
         return None
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """What aggregation and update of one step consist of, one after the other: for predictions.
-        `world_size`: ranks, of one node where host memory is used. StudyError: this aggregator does not
-        say."""
+        """What aggregation and update of a step consist of, in order: for predictions. `world_size`: ranks,
+        of one node where host memory is used. StudyError: this aggregator does not say."""
         exchange = self.exchange_stages(layout, world_size)
         return [*(exchange if world_size > 1 else []), Update("replica", layout.num_elements)]
 
@@ -197,8 +196,7 @@ class Aggregator(ABC, Generic[S]):
         raise StudyError(f"aggregator {self.name!r} cannot be predicted: its class does not define `stages`")
 
     def own_momentum(self) -> float:
-        """The momentum that it applies itself, before gradients are brought together; the optimizer's must
-        then be 0."""
+        """The momentum that it applies itself, before the exchange; the optimizer's must then be 0."""
         return 0.0
 
     def settling_steps(self) -> int:

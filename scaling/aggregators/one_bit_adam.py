@@ -118,8 +118,7 @@ class OneBitAdamState(AggregatorState):
         self.stripes.check()
 
     def direction(self, momentum: Tensor) -> Tensor:
-        """[num_elements] Adam's step of a momentum m / (1 - beta1), [num_elements], without the learning
-        rate."""
+        """[num_elements] Adam's step of a momentum m / (1 - beta1), without the learning rate."""
         of, steps = self.settings, min(int(self.steps), self.settings.warmup_steps)
         first = (1 - of.beta1) / (1 - of.beta1**steps)
         second = self.second / (1 - of.beta2**steps)

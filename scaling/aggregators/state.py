@@ -179,8 +179,7 @@ class AggregatorState:
         return self.total_residual()
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Views of the tensors that a checkpoint needs: `kind/parameter`, or a name, of the bucket as a
-        whole."""
+        """Views of tensors that a checkpoint needs: `kind/parameter`, or a name, of the whole bucket."""
         tensors = {name: getattr(self, name) for name in self.persistent}
         for kind in self.by_parameter:
             flat = getattr(self, kind)

@@ -180,9 +180,8 @@ def differing_settings(rows: Iterable[Row]) -> Differing:
 
 
 def settings_to_name(family: Sequence[Row], differing: Differing) -> dict[str, Any]:
-    """What a title says of a family besides `given_of`: settings that all its cells share and that are not
-    the default, or in which other cells of this kind, model and data set differ; of what may be chosen,
-    both."""
+    """What a title says of a family besides `given_of`: settings that all its cells share and are not the
+    default, or in which other cells of this kind, model and data set differ; of what may be chosen, both."""
     of_model = differing[_of_model(family[0])]
     named: dict[str, Any] = {}
     for axis in with_columns(_NAMED):

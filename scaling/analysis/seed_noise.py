@@ -85,9 +85,8 @@ _Family = tuple[tuple[Row, CellGroup], list[Row]]
 
 
 def seed_noise(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> list[SeedNoise]:
-    """One result for each recipe and global batch trained on several combinations, whatever the step. Where
-    no exact one shows a spread over seeds it is without decisions, and is there if a lossy one was
-    trained."""
+    """One result a recipe and global batch trained on several combinations, whatever the step. Where no exact
+    one shows a spread over seeds it is without decisions, and is there if a lossy one was trained."""
     trained = (group for group in groups if group.kind == "convergence")
     recipes = by_key(trained, lambda group: group_key({**group.rows[0], "step": None}))
     noises = []

@@ -20,8 +20,7 @@ WORD_BYTES = 4
 
 class Codec(ABC):
     """How a flat float32 gradient is written for others. `summable`: the sum of encodings decodes to the sum
-    of the values; `divisible`: parts of an encoding can be decoded by themselves, as the stripes' owners
-    do."""
+    of the values; `divisible`: parts of an encoding can be decoded alone, as stripes' owners do."""
 
     name: ClassVar[str]
     summable: ClassVar[bool] = False

@@ -89,8 +89,7 @@ class ActivityTimes:
 
 
 def max_min_rates(uses: Uses, highest_rate: Floats, capacity: Floats) -> Floats:
-    """The max-min fair rate of every activity; one without any uses gets its highest rate. Capacities are
-    finite."""
+    """The max-min fair rate of every activity; without uses, its highest rate. Capacities are finite."""
     rates = np.zeros(len(highest_rate))
     grows = np.ones(len(rates), dtype=bool)
     left = capacity.astype(np.float64)

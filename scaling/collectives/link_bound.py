@@ -46,9 +46,8 @@ MAX_BOUND_S = 2.5  # After that long the bound so far is given: where there are 
 
 @dataclass(frozen=True)
 class PairLinks:
-    """What a byte from one rank to another uses, for every pair of ranks. `uses`: [num_resources, num_pairs]
-    how often a byte passes a resource; `capacity`: [num_resources] bytes/s; `back`: uses of the reversed
-    pairs."""
+    """What a byte from rank to rank uses, for every pair. `uses`: [num_resources, num_pairs] how often a byte
+    passes a resource; `capacity`: [num_resources] bytes/s; `back`: uses of the reversed pairs."""
 
     world_size: int
     source: Ints

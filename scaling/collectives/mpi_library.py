@@ -152,9 +152,8 @@ class MpiLibrary:
 def mpi_all_reduce(
     library: MpiLibrary, world_size: int, num_bytes: float, num_nodes: int = 1
 ) -> tuple[str, Schedule]:
-    """The algorithm in words, and its schedule. `world_size`: ranks, node by node. `num_nodes`: that the
-    ranks are on; where the world is a multiple of it. ScheduleError: `world_size` or `num_nodes` is below
-    1."""
+    """The algorithm in words, and its schedule. `world_size` ranks, node by node. `num_nodes`: that the ranks
+    are on; where the world is a multiple of it. ScheduleError: `world_size` or `num_nodes` is below 1."""
     if world_size < 1 or num_nodes < 1:
         raise ScheduleError(f"MPI: {world_size} ranks on {num_nodes} nodes; allowed are 1 and more")
     if world_size == 1:

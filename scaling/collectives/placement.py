@@ -113,9 +113,8 @@ class _Route:
 
 class Placement:
     """The ranks and host memories of a schedule on a topology. `ranks`: where each rank is; `num_hosts`: host
-    memories of the schedule: one is that of node 0, of several host h is that of node h; `peer_access`: False
-    forbids direct access between GPUs. TopologyError: there are fewer nodes than hosts, or a place does not
-    exist."""
+    memories of the schedule: one is node 0's, of several host h is node h's; `peer_access`: False forbids
+    direct access between GPUs. TopologyError: there are fewer nodes than hosts, or a place does not exist."""
 
     def __init__(
         self, topology: Topology, ranks: Sequence[Place], num_hosts: int = 0, *, peer_access: bool = True

@@ -174,10 +174,9 @@ def exchange_price(
     mpi: MpiLibrary | None = None,
     by_mpi: bool = False,
 ) -> StagePrice:
-    """Prices one exchange: each pair of GPUs takes the path that the machine has for it. `ranks`: the place
-    of each. `peer_access`: False forbids direct access between GPUs (host-only). `threads`: of a rank, for
-    sums in host memory. `mpi`: the MPI library; None: a default. `by_mpi`: Horovod's processes exchange by
-    MPI."""
+    """Prices one exchange: each pair of GPUs takes the machine's path for it. `ranks`: the place of each.
+    `peer_access`: False forbids direct access between GPUs (host-only). `threads`: of a rank, for sums in
+    host memory. `mpi`: the MPI library; None: a default. `by_mpi`: Horovod's processes exchange by MPI."""
     name, num_bytes = stage.name or stage.schedule.name, stage.num_elements * stage.bytes_per_element
     if stage.schedule.world_size != len(ranks):
         raise ScheduleError(

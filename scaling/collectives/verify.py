@@ -36,8 +36,7 @@ OPERATIONS = ("add", "copy")
 
 
 def check_shape(schedule: Schedule) -> None:
-    """Checks everything but the steps' transfers. ScheduleError names the field, what it is and what is
-    allowed."""
+    """Checks everything but the steps' transfers. ScheduleError names the field and what is allowed."""
     name, steps, sizes = schedule.name, schedule.steps, schedule.chunk_elements
     for field, least in (("world_size", 1), ("num_chunks", 1), ("num_hosts", 0)):
         value = getattr(schedule, field)

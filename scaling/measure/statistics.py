@@ -122,8 +122,7 @@ def relative_half_width(times: Sequence[float]) -> float:
 
 
 def enough(times: Sequence[float], goal: float = 0.01, min_samples: int = MIN_SAMPLES) -> bool:
-    """Whether half the interval's width is at most `goal` of the median. ValueError: the goal is not
-    positive."""
+    """Whether half the interval is at most `goal` of the median. ValueError: the goal is not positive."""
     if not goal > 0:
         raise ValueError(f"goal {goal} is not positive; 0.01 asks for an interval of 1% to either side")
     return len(times) >= min_samples and relative_half_width(times) <= goal

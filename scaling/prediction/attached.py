@@ -58,8 +58,7 @@ def cells_of_script(
     folder: ResultsFolder, topology: Topology, world_sizes: Sequence[int] | None
 ) -> tuple[list[dict[str, Any]], str, list[tuple[int, str]]]:
     """The script's step on so many workers (None: as measured), each with its batch, over the machine's
-    links: the cells, its `tensor_shapes`, and the sizes that the machine has no place for, with the
-    reason."""
+    links: the cells, its `tensor_shapes`, and sizes that the machine has no place for, and why."""
     records = list(folder.runs())
     record = baseline_of(records, str(folder.path))
     measured = {int(one.cell["world_size"]) for one in records if one.cell["arm"] == "baseline"}

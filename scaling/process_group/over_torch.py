@@ -72,9 +72,8 @@ _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 class TorchGroup(Group):
     """`data`: carries tensors (NCCL or Gloo); `control`: a Gloo group of the same ranks, for barriers on the
-    host and small objects; `peer_access`: False forbids access to other GPUs' memory but NCCL's own;
-    `has_failed`: whether any rank has, asked while waiting in vain; `libraries`: name -> makes its group.
-    Collective."""
+    host and messages; `peer_access`: False forbids access to other GPUs' memory but NCCL's own; `has_failed`:
+    whether any rank has, asked while waiting in vain; `libraries`: name -> makes its group. Collective."""
 
     def __init__(
         self,

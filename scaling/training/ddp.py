@@ -27,9 +27,8 @@ TAKES_SIZES = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel)
 @dataclass(frozen=True)
 class DdpSettings:
     """Arguments of DistributedDataParallel. `bucket_sizes_mb`: of all buckets one by one, in MiB; the last is
-    that of all further ones too; `find_unused_parameters`: None: where the loss does not depend on some
-    parameter; `compiled`: torch.compile is given the wrapped model, and splits the graph at the buckets'
-    ends."""
+    of all further ones too; `find_unused_parameters`: None: where the loss does not depend on some parameter;
+    `compiled`: torch.compile is given the wrapped model, and splits the graph at the buckets' ends."""
 
     first_bucket_mb: float | None = None
     bucket_sizes_mb: tuple[float, ...] | None = None

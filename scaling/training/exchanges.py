@@ -27,9 +27,8 @@ class RepeatDifferences:
 
 @dataclass(frozen=True)
 class BucketExchange:
-    """On this rank; tensors are copies, [num_elements]. `contribution`: what goes into the exchange; `mean`:
-    of use in the owned elements; None where there are none; `repeats`: of a gradient computed a second time.
-    """
+    """On this rank; tensors are copies, [num_elements]. `contribution`: what goes into it; `mean`: of use in
+    the owned elements; None where there are none; `repeats`: of a gradient computed a second time."""
 
     layout: BucketLayout
     contribution: Tensor

@@ -66,9 +66,8 @@ class Tile(NamedTuple):
 
 
 class ColumnTile(NamedTuple):
-    """Columns whose partial sums one program adds. `partial`, `partial_rows`, `columns`: of the matrix's
-    partial sums, [partial_rows, columns]; `rows`, `column_base`, `matrix`, `columns_each`, `columns_more`: as
-    in `Tile`."""
+    """Columns whose partial sums one program adds. `partial`, `partial_rows`, `columns`: of the partial sums,
+    [partial_rows, columns]; `rows`, `column_base`, `matrix`, `columns_each`, `columns_more`: as in `Tile`."""
 
     partial: int
     partial_rows: int

@@ -108,9 +108,8 @@ Rate = tuple[str, tuple[int, ...], float]
 
 
 def samples_of(text: str, source: str, world_size: int | None = None) -> tuple[list[ProbeSample], list[str]]:
-    """The samples, and what is left out or has to be known of them, a line each. `world_size`: where the text
-    does not say (OSU). TopologyError: the text is none of them, is wrong, or has nothing that a probe
-    measures."""
+    """The samples, and what is left out or to be known, a line each. `world_size`: where the text does not
+    say (OSU). TopologyError: the text is none of them, is wrong, or has nothing that a probe measures."""
     if is_osu(text):
         figures, notes = osu_samples(text, source, world_size)
     else:

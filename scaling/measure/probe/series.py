@@ -22,9 +22,8 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class LinkFit:
-    """`latency_s`: 0 where times are proportional to the bytes; `bandwidth_bytes_per_s`: infinite where they
-    do not depend on them; `worst_error_ratio`: at a size's median; `samples`: size in bytes -> times, by
-    size."""
+    """`latency_s`: 0: times are proportional to bytes; `bandwidth_bytes_per_s`: infinite where they do not
+    depend on them; `worst_error_ratio`: at a size's median; `samples`: size in bytes -> times, by size."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
