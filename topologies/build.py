@@ -11,13 +11,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from topologies.errors import TopologyError
-from topologies.file_format import (
-    DerivedFile,
-    LinkEntry,
-    MachineFile,
-    MessageLatency,
-    unknown,
-)
+from topologies.file_format import DerivedFile, LinkEntry, MachineFile, MessageLatency, unknown
 from topologies.model import Device, Link, Machine, Network, Topology
 
 

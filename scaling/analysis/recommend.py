@@ -22,24 +22,10 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.candidates import (
-    TIME,
-    Candidate,
-    CandidateSet,
-    Excluded,
-    within_memory,
-    workloads,
-)
+from scaling.analysis.candidates import TIME, Candidate, CandidateSet, Excluded, within_memory, workloads
 from scaling.analysis.columns import by_key, to_rows
 from scaling.analysis.control import Peers
-from scaling.analysis.decisions import (
-    FEWEST,
-    MOST_ASKED,
-    TIE_RATIO,
-    Difference,
-    launches_needed,
-    state_of,
-)
+from scaling.analysis.decisions import FEWEST, MOST_ASKED, TIE_RATIO, Difference, launches_needed, state_of
 from scaling.analysis.explain import doubts_of, explain_cell, limit_of
 from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding

@@ -15,11 +15,7 @@ from scaling.cli.options import AsJson, CellArgument, Folder
 from scaling.errors import ScalingError
 
 
-def explain(
-    directory: Folder,
-    cell: CellArgument = None,
-    as_json: AsJson = False,
-) -> None:
+def explain(directory: Folder, cell: CellArgument = None, as_json: AsJson = False) -> None:
     """Say what limits the cells of a study, each with an experiment to try.
 
     Rules and thresholds: docs/how-to/read-a-report.md. --json adds the numbers behind each sentence and the

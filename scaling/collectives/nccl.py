@@ -311,8 +311,7 @@ def _rates(
     """Of one group's GPUs on a node, of all groups' there."""
     device, processors = topology.machine.by_id[gpus[0]], topology.machine.of_kind("cpu")
     rates = _Rates(
-        gpus=_era(device.name),
-        processors="AMD" if any("AMD" in one.name for one in processors) else "Intel",
+        gpus=_era(device.name), processors="AMD" if any("AMD" in one.name for one in processors) else "Intel"
     )
     if len(gpus) > 1:
         rings = best_rings(topology, gpus, peer_access=peer_access)

@@ -47,11 +47,7 @@ class ThroughHostGroup(TorchGroup):
     through_host = True
 
     def __init__(
-        self,
-        data: dist.ProcessGroup,
-        control: dist.ProcessGroup,
-        device: torch.device,
-        **options: Any,
+        self, data: dist.ProcessGroup, control: dist.ProcessGroup, device: torch.device, **options: Any
     ) -> None:
         super().__init__(data, control, dist.get_world_size(data), peer_access=False, **options)
         self._type = device.type

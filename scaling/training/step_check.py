@@ -86,11 +86,7 @@ class StepCheckResult:
 
 class StepCheck:
     def __init__(
-        self,
-        step: TrainingStep,
-        aggregator: Aggregator[Any],
-        settings: OptimizerSettings,
-        ranks: Group,
+        self, step: TrainingStep, aggregator: Aggregator[Any], settings: OptimizerSettings, ranks: Group
     ) -> None:
         self._step, self._aggregator, self._settings, self._ranks = step, aggregator, settings, ranks
         self._inner: TrainingStep = step.uncaptured if isinstance(step, CapturedStep) else step

@@ -114,9 +114,7 @@ def _name(cell: CellResult, parts: Sequence[Axis]) -> str:
 
 
 def _metrics(region: Region, sizes: Sequence[int]) -> dict[str, list[list[float]]]:
-    metrics = {
-        "iteration_s": [[launch.iteration_s for launch in region[size].launches] for size in sizes],
-    }
+    metrics = {"iteration_s": [[launch.iteration_s for launch in region[size].launches] for size in sizes]}
     names = ("forward", "backward", "exposed_comm", "update", "wait")
     for name in names:
         values = [
