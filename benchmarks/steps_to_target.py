@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 import scaling
-from scaling.analysis.critical_batch import BatchSteps, Estimate, fit_steps, steps_to_target
+from scaling.analysis.critical_batch import BatchSteps, Fitted, fit_steps, steps_to_target
 from scaling.analysis.samples import TrainingSamples
 
 WORKLOAD = ["model", "optimizer", "target_accuracy", "target_bits_per_byte"]
@@ -62,7 +62,7 @@ def batches(epochs: pd.DataFrame) -> dict[int, BatchSteps]:
     return found
 
 
-def fold(found: dict[int, BatchSteps], left_out: int) -> tuple[Estimate, bool] | None:
+def fold(found: dict[int, BatchSteps], left_out: int) -> tuple[Fitted, bool] | None:
     """Steps of a batch by the others, and whether it is outside them; None where these are too few."""
     others = [one for batch, one in found.items() if batch != left_out]
     fit = fit_steps(others)

@@ -9,7 +9,6 @@ from pathlib import Path
 from launchers.rank_info import RankInfo
 
 TABLES = ("openmpi", "mpich")  # launchers of `launchers.rank_info` whose processes are MPI's
-
 SRUN_SIGNS = ("PMIX_RANK", "PMI_RANK")  # what `srun --mpi=pmix` and `--mpi=pmi2` set
 
 DAEMONS = {

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import IO, NoReturn, Protocol
 
 GRACE_S = 10.0  # what a launch has between the request to end and the end by force
-
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -28,7 +28,6 @@ ATTACHED = "attached"  # kind of runs of a user's own script; tables have them a
 
 LARGEST_COUNT = 2**62
 MOST_SIZES = 6  # of buckets that a table shows
-
 LARGEST_WORLD = 1_000_000  # ranks, threads, nodes and repeats: more than any machine has
 
 

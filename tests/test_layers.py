@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,15 @@ class TestTheProject:
     )
     def test_no_module_does_what_the_tables_forbid(self, project, wrong):
         assert wrong(project) == []
+
+    def test_a_name_of_a_class_has_one_meaning(self, project):
+        classes = Counter(
+            node.name
+            for module in project.values()
+            for node in module.nodes
+            if isinstance(node, ast.ClassDef)
+        )
+        assert [name for name, count in classes.items() if count > 1 and not name.startswith("_")] == []
 
     @pytest.mark.parametrize("unit", ["report", "prediction", "store", "analysis"])
     def test_what_reads_results_never_reaches_torch_and_analysis_draws_nothing(self, project, unit):

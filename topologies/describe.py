@@ -98,8 +98,8 @@ def host_only_path_lines(topology: Topology) -> list[str]:
     return _path_lines(topology, _gpu_pairs(topology), peer_access=False)
 
 
-Place = tuple[int, str]
-Pairs = Iterable[tuple[Place, Place]]
+DevicePlace = tuple[int, str]
+Pairs = Iterable[tuple[DevicePlace, DevicePlace]]
 
 
 def _gpu_pairs(topology: Topology) -> Pairs:
@@ -133,7 +133,7 @@ def _path_lines(topology: Topology, pairs: Pairs, *, peer_access: bool) -> list[
     return [f"{compact(names)} -> {to}: {figures}" for (to, figures), names in sources.items()]
 
 
-def _place(place: Place) -> str:
+def _place(place: DevicePlace) -> str:
     node, device = place
     return device if node == 0 else f"node{node}/{device}"
 

@@ -23,7 +23,6 @@ SERIAL, STEPS, STEPS_BEFORE, PATIENCE, TIMEOUT_MS, LEFT = range(6)
 STACK_SIGNAL = signal.SIGUSR2
 
 DEFAULT_STALL_TIMEOUT_S = 60.0  # before the study is read, and where it says nothing of it
-
 FIRST_STEP_PATIENCE = 10  # set-up, compiling and a first step get so many times `stall_timeout`
 
 UNLIMITED = 0

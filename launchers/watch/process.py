@@ -28,7 +28,6 @@ LOOK_S = 1.0
 SHORTEST_LOOK_S = 0.05
 LOOKS_A_TIMEOUT = 20
 STACK_S = 2.0  # what ranks have to write their stacks, and to end by themselves after one has left
-
 ANSWER_S = 2 * STACK_S  # what the watchers of other hosts have to say how their ranks are
 
 

@@ -144,7 +144,7 @@ class Horovod(_ByHorovod[HorovodState]):
 
 
 @dataclass
-class OptimizerState(HorovodState):
+class HorovodOptimizerState(HorovodState):
     """The parameters that Horovod's optimizer believes to step: all it uses of them is their gradient."""
 
     parameters: Sequence[torch.nn.Parameter]
@@ -153,7 +153,7 @@ class OptimizerState(HorovodState):
 
 @final
 @dataclass(frozen=True)
-class HorovodOptimizer(_ByHorovod[OptimizerState]):
+class HorovodOptimizer(_ByHorovod[HorovodOptimizerState]):
     """Horovod's DistributedOptimizer: tensor by tensor, packed; with step: overlapped while backward runs."""
 
     name = "horovod_optimizer"
@@ -175,7 +175,7 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
-    ) -> OptimizerState:
+    ) -> HorovodOptimizerState:
         """Wraps an optimizer of parameters that take no memory."""
         over_horovod, bucket = _begun(group, dtype, device)
         element = torch.zeros((), dtype=dtype, device=device)  # of any shape, the empty one too
@@ -189,9 +189,11 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
         if group.world_size > 1 and named:
             plain = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
             optimizer = over_horovod.optimizer(plain, named, self.compression)
-        return OptimizerState(group, layout, over_horovod, bucket, parameters, optimizer)
+        return HorovodOptimizerState(group, layout, over_horovod, bucket, parameters, optimizer)
 
-    def aggregate(self, state: OptimizerState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+    def aggregate(
+        self, state: HorovodOptimizerState, gradient: Tensor, phase: PhaseMarker = unmarked
+    ) -> Tensor:
         if state.optimizer is None:
             return gradient
         for parameter, values in zip(state.parameters, state.layout.views(gradient), strict=True):

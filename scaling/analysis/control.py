@@ -34,7 +34,7 @@ COLUMNS_COMPARED = (*(f"{phase}_s" for phase in COMPUTATION), "unattributed_s") 
 SLOWED_BY_EXCHANGE = ("input", "forward", "backward")  # the same work in both arms; an update may move
 
 
-class Peers:
+class ControlPeers:
     """A study's cells, of which each finds those that it is compared with, without asking all others."""
 
     def __init__(self, cells: Iterable[CellResult]) -> None:
@@ -133,7 +133,7 @@ def exposed_check(
     return Finding("exposed_times_differ", cells, {**values, "control": control["aggregator"], **explanation})
 
 
-def differences_of_launches(arm: CellResult, control: CellResult, peers: Peers) -> dict[str, float]:
+def differences_of_launches(arm: CellResult, control: CellResult, peers: ControlPeers) -> dict[str, float]:
     """Budget columns -> the seconds that the arm takes more, where common launches show a difference; cells
     with the same control arm tell how it scatters."""
     budgets = {

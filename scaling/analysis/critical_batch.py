@@ -49,7 +49,7 @@ _TIMED = [one.key for one in with_columns(Shared.TIMED) if one.key in _FAMILY]
 _own = itemgetter("global_batch", "world_size", "aggregator", "wire", "sync_every", "outer_update")
 
 
-class Estimate(NamedTuple):
+class Fitted(NamedTuple):
     """A positive value and its 95% interval; 0 or inf where an end is open."""
 
     value: float
@@ -57,10 +57,10 @@ class Estimate(NamedTuple):
     high: float
 
 
-def _widened(logs: Estimate, *halves: float) -> Estimate:
+def _widened(logs: Fitted, *halves: float) -> Fitted:
     """From logarithms to values, with independent half widths added to both sides."""
     low, high = (math.hypot(end - logs.value, *halves) for end in (logs.low, logs.high))
-    return Estimate(*(math.exp(min(end, 700.0)) for end in (logs.value, logs.value - low, logs.value + high)))
+    return Fitted(*(math.exp(min(end, 700.0)) for end in (logs.value, logs.value - low, logs.value + high)))
 
 
 @dataclass(frozen=True)
@@ -104,40 +104,40 @@ class StepsFit:
     def _inside(self) -> NDArray[np.bool_]:
         return self.squares <= self.quantile**2
 
-    def _range(self, values: Floats) -> Estimate:
+    def _range(self, values: Floats) -> Fitted:
         """Of log S_min + values, over all curves that are allowed."""
         slack = np.sqrt((self.quantile**2 - self.squares[self._inside]) / self.weight)
         logs = self.log_least + values
         ends = logs[self._inside] - slack, logs[self._inside] + slack
-        return Estimate(float(logs[self._best]), float(ends[0].min()), float(ends[1].max()))
+        return Fitted(float(logs[self._best]), float(ends[0].min()), float(ends[1].max()))
 
     def _shape(self, batch: float) -> Floats:
         return np.log1p(np.exp(self.log_critical) / batch)
 
     @property
-    def critical(self) -> Estimate:
+    def critical(self) -> Fitted:
         """B_crit in samples."""
         allowed = np.exp(self.log_critical[self._inside])
         low = 0.0 if self._inside[0] else float(allowed[0])
         high = math.inf if self._inside[-1] else float(allowed[-1])
-        return Estimate(float(np.exp(self.log_critical[self._best])), low, high)
+        return Fitted(float(np.exp(self.log_critical[self._best])), low, high)
 
     @property
-    def least(self) -> Estimate:
+    def least(self) -> Fitted:
         """S_min in steps."""
         found = _widened(self._range(np.zeros_like(self.squares)))
         return found._replace(low=0.0) if self._inside[-1] else found
 
-    def steps(self, batch: float) -> Estimate:
+    def steps(self, batch: float) -> Fitted:
         """Of one more training at that batch, trained or not."""
         return _widened(self._range(self._shape(batch)), self.quantile * math.sqrt(self.new_variance))
 
-    def log_ratio(self, first: float, second: float) -> Estimate:
+    def log_ratio(self, first: float, second: float) -> Fitted:
         """The logarithm of S(second) / S(first), whose curve is the same."""
         shapes = self._shape(second) - self._shape(first)
         allowed = shapes[self._inside]
         half = 0.0 if first == second else self.quantile * math.sqrt(2 * self.misfit)
-        return Estimate(float(shapes[self._best]), float(allowed.min()) - half, float(allowed.max()) + half)
+        return Fitted(float(shapes[self._best]), float(allowed.min()) - half, float(allowed.max()) + half)
 
 
 def fit_steps(trained: Sequence[BatchSteps]) -> StepsFit | None:
@@ -223,10 +223,10 @@ def rate_rule(trained: Sequence[BatchSteps]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Setting:
+class WorkersAndBatch:
     row: Row  # of the fastest cell with these workers, batch and exchange
-    steps: Estimate
-    seconds: Estimate
+    steps: Fitted
+    seconds: Fitted
     is_extrapolated: bool  # its batch is outside those trained
     is_own: bool  # the steps are those of a lossy exchange
 
@@ -250,36 +250,36 @@ class LearningPlan:
     trained: Sequence[BatchSteps]  # by batch
     missed: Sequence[int]  # batches at which every rate has a training that missed the target
     fit: StepsFit | None
-    settings: Sequence[Setting]  # the fastest first
+    settings: Sequence[WorkersAndBatch]  # the fastest first
     not_trained: Sequence[str]  # lossy settings that were timed, without a training of their own
     num_large: int = 0  # timed cells whose memory is unknown or above the most
     num_shared: int = 0  # timed cells whose workers share GPUs
     unfinished: Sequence[int] = ()  # batches with a training that failed or has not ended
 
     @property
-    def front(self) -> list[Setting]:
+    def front(self) -> list[WorkersAndBatch]:
         """Those that no other one beats in seconds and in hours, the fewest hours first."""
         return front(self.settings, lambda one: one.hours, lambda one: one.seconds.value, TIE_RATIO)
 
     @property
-    def knee(self) -> Setting:
+    def knee(self) -> WorkersAndBatch:
         """Of the front the smallest product: beyond it, 1% less time costs more than 1% more hours."""
         return min(self.front, key=lambda one: one.hours * one.seconds.value)
 
     @property
-    def by_workers(self) -> dict[int, Setting]:
+    def by_workers(self) -> dict[int, WorkersAndBatch]:
         """Number of workers -> the fastest."""
         sizes = by_key(self.settings, lambda one: int(one.row["world_size"]))
         return {size: sizes[size][0] for size in sorted(sizes)}
 
-    def times_faster(self, one: Setting, base: Setting) -> Estimate:
+    def times_faster(self, one: WorkersAndBatch, base: WorkersAndBatch) -> Fitted:
         """The base's seconds over those of the other; steps of exact exchanges are of one curve."""
         value = math.log(base.seconds.value / one.seconds.value)
         if self.fit is None or one.is_own or base.is_own:
             halves = [math.log(each.seconds.high / each.seconds.value) for each in (one, base)]
-            return _widened(Estimate(value, value, value), *halves)
+            return _widened(Fitted(value, value, value), *halves)
         ratio = self.fit.log_ratio(one.row["global_batch"], base.row["global_batch"])
-        logs = Estimate(*(value + end - ratio.value for end in ratio))
+        logs = Fitted(*(value + end - ratio.value for end in ratio))
         return _widened(logs, *(math.hypot(*half_widths_of_time(each.row)) for each in (one, base)))
 
     def findings(self) -> Iterator[Finding]:
@@ -382,14 +382,14 @@ def _augmentation(row: Row) -> str:
     return row["augmentation"] or "none"
 
 
-def _setting(row: Row, steps: Estimate, is_extrapolated: bool, *, is_own: bool) -> Setting:
-    logs = Estimate(*(math.log(row["iteration_s"] * end) for end in steps))
+def _setting(row: Row, steps: Fitted, is_extrapolated: bool, *, is_own: bool) -> WorkersAndBatch:
+    logs = Fitted(*(math.log(row["iteration_s"] * end) for end in steps))
     seconds = _widened(logs, math.hypot(*half_widths_of_time(row)))
-    return Setting(row, steps, seconds, is_extrapolated, is_own)
+    return WorkersAndBatch(row, steps, seconds, is_extrapolated, is_own)
 
 
-def _steps_of(trained: BatchSteps, fit: StepsFit) -> Estimate:
+def _steps_of(trained: BatchSteps, fit: StepsFit) -> Fitted:
     """Of one more training of a lossy exchange, which scatters as the exact ones do."""
     mean = float(trained.logs.mean())
     half = fit.quantile * math.sqrt(fit.new_variance * (1 + 1 / len(trained.steps)))
-    return _widened(Estimate(mean, mean, mean), half)
+    return _widened(Fitted(mean, mean, mean), half)

@@ -26,7 +26,7 @@ from scaling.analysis.transfers import read_transfers
 from scaling.errors import ScalingError
 from scaling.measure.probe.series import label, size_text
 from scaling.store import ResultsFolder
-from scaling.store.history import Campaign
+from scaling.store.history import PastCampaign
 
 Ratio = tuple[float, tuple[float, float] | None]  # with its interval; None: a side is one campaign
 
@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Watch:
-    campaigns: Sequence[Campaign]  # those that count, in their order
+    campaigns: Sequence[PastCampaign]  # those that count, in their order
     streams: Sequence[str]  # that all of them have
     logs: Floats  # [stream, campaign] of seconds
     runs_per_false_alarm: float  # campaigns to an alarm without a change, on average
@@ -79,7 +79,7 @@ def first_alarm(logs: Floats, runs_per_false_alarm: float) -> tuple[int | None, 
     return at, found[:, -1 if at is None else at]
 
 
-def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> Campaign:
+def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> PastCampaign:
     """What a finished results folder adds to a history; ScalingError where it has no times."""
     seconds, slow = {}, set()
     for cell in read_cells(folder):
@@ -101,10 +101,12 @@ def campaign_of(folder: ResultsFolder, name: str, commit: str | None = None) -> 
         raise ScalingError(f"{folder.path} has no times of iterations, trainings or transfers to watch")
     began = min(str(launch.get("started_at") or "") for launch in runs)
     hosts = sorted({str(host) for one in runs for host in one.get("nodes") or [one.get("host")] if host})
-    return Campaign(name=name, started=began, seconds=seconds, hosts=hosts, commit=commit, slow=sorted(slow))
+    return PastCampaign(
+        name=name, started=began, seconds=seconds, hosts=hosts, commit=commit, slow=sorted(slow)
+    )
 
 
-def watch(campaigns: Sequence[Campaign], rate: float = RUNS_PER_FALSE_ALARM) -> Watch:
+def watch(campaigns: Sequence[PastCampaign], rate: float = RUNS_PER_FALSE_ALARM) -> Watch:
     """What the campaigns say, in their order; ScalingError without a stream in common, or a rate of none."""
     if not rate >= 2:
         raise ScalingError(f"--runs-per-false-alarm is {rate:g}; allowed: 2 or more")
@@ -148,7 +150,7 @@ def change_in(stream: str, values: Floats) -> Change:
     return Change(stream, ratio, likely[0], min(likely), max(likely))
 
 
-def host_effects(campaigns: Sequence[Campaign], logs: Floats) -> dict[str, Ratio]:
+def host_effects(campaigns: Sequence[PastCampaign], logs: Floats) -> dict[str, Ratio]:
     """Hosts on which campaigns take longer than without them, if these ran on several sets of hosts."""
     hosts = sorted({host for campaign in campaigns for host in campaign.hosts})
     found, common = {}, logs.mean(axis=0)

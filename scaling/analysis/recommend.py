@@ -24,7 +24,7 @@ import pandas as pd
 
 from scaling.analysis.candidates import TIME, Candidate, CandidateSet, Excluded, within_memory, workloads
 from scaling.analysis.columns import by_key, to_rows
-from scaling.analysis.control import Peers
+from scaling.analysis.control import ControlPeers
 from scaling.analysis.decisions import FEWEST, MOST_ASKED, TIE_RATIO, Difference, launches_needed, state_of
 from scaling.analysis.explain import doubts_of, explain_cell, limit_of
 from scaling.analysis.explain_view import Known
@@ -286,7 +286,7 @@ def _efficient(
 ) -> tuple[list[Candidate], list[Rival], list[Excluded]]:
     """The candidates that reach the efficiency, those that may, and those that do not."""
     reaching, unsure, excluded = [], [], []
-    peers = Peers(cells.values())
+    peers = ControlPeers(cells.values())
     for candidate in candidates:
         efficiency = candidate.row["parallel_efficiency"]
         baseline = peers.baseline_of(cells[candidate.cell_id])

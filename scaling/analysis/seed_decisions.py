@@ -49,14 +49,14 @@ class Combination:
 
 
 @dataclass(frozen=True)
-class Decision:
+class SeedDecision:
     difference: float  # of a mean from that of (the other) exact combinations
     noise: float  # what it may be by chance in that direction
     verdict: str  # WITHIN, WORSE or BETTER
 
 
 @dataclass(frozen=True)
-class Noise:
+class PooledNoise:
     """Of exact combinations: variance of a score over seeds, its degrees, correlation of equal seeds."""
 
     variance: float
@@ -71,7 +71,7 @@ class Noise:
         return fmean(map(fmean, scores)), self.variance * math.fsum(parts) / len(parts) ** 2
 
 
-def decide(trained: Sequence[Combination]) -> tuple[Noise, list[Decision | None]] | None:
+def decide(trained: Sequence[Combination]) -> tuple[PooledNoise, list[SeedDecision | None]] | None:
     """A decision for each combination; None for one without another exact one, or without a spread."""
     exact = {place: one for place, one in enumerate(trained) if not one.is_lossy}
     lossy = {place: one for place, one in enumerate(trained) if one.is_lossy}
@@ -85,7 +85,7 @@ def decide(trained: Sequence[Combination]) -> tuple[Noise, list[Decision | None]
     return noise, [decisions.get(place) for place in range(len(trained))]
 
 
-def _noise(exact: Sequence[Combination]) -> Noise | None:
+def _noise(exact: Sequence[Combination]) -> PooledNoise | None:
     degrees = sum(one.degrees for one in exact)
     variance = math.fsum(one.squares for one in exact) / max(degrees, 1)
     if variance == 0:
@@ -98,12 +98,12 @@ def _noise(exact: Sequence[Combination]) -> Noise | None:
             products += math.fsum((left - middle) * (right - other_middle) for left, right in pairs)
             shared_degrees += len(pairs) - 1
     correlation = min(1.0, max(0.0, products / shared_degrees / variance)) if shared_degrees else 1.0
-    return Noise(variance, degrees / (1 + (len(exact) - 1) * correlation**2), correlation)
+    return PooledNoise(variance, degrees / (1 + (len(exact) - 1) * correlation**2), correlation)
 
 
-def _of_exact(exact: Mapping[int, Combination], noise: Noise, level: float) -> dict[int, Decision]:
+def _of_exact(exact: Mapping[int, Combination], noise: PooledNoise, level: float) -> dict[int, SeedDecision]:
     """Decisions of all but a single one that remains."""
-    decisions: dict[int, Decision] = {}
+    decisions: dict[int, SeedDecision] = {}
     left = dict(exact)
     while len(left) > 1:
         # Of two that differ, the one with fewer seeds does from the other; else the later one.
@@ -112,7 +112,7 @@ def _of_exact(exact: Mapping[int, Combination], noise: Noise, level: float) -> d
             middle, variance = noise.mean([other for key, other in left.items() if key != place])
             error = math.sqrt(noise.variance / len(one.scores) + variance)
             limit = bound(error, noise.degrees, level / 2 / len(left))
-            decisions[place] = Decision(one.mean - middle, limit, WITHIN)
+            decisions[place] = SeedDecision(one.mean - middle, limit, WITHIN)
             tests.append((round(abs(one.mean - middle) / limit, 9), -len(one.scores), place))
         furthest = max(tests)[2]
         decision = decisions[furthest]
@@ -124,8 +124,8 @@ def _of_exact(exact: Mapping[int, Combination], noise: Noise, level: float) -> d
 
 
 def _of_lossy(
-    lossy: Mapping[int, Combination], exact: Sequence[Combination], noise: Noise
-) -> dict[int, Decision]:
+    lossy: Mapping[int, Combination], exact: Sequence[Combination], noise: PooledNoise
+) -> dict[int, SeedDecision]:
     variances, tests = _lossy_variances(list(lossy.values()), noise), []
     is_of_few = FEW_DEGREES[0] < noise.degrees < FEW_DEGREES[1] and any(one.degrees for one in lossy.values())
     worse_level = WORSE_LEVEL + MORE_OF_FEW * is_of_few
@@ -146,12 +146,12 @@ def _of_lossy(
     for chance, place, difference, error, degrees, level in sorted(tests):
         is_open = is_open and chance <= 1 / remaining
         limit = bound(error, degrees, level / remaining)
-        decisions[place] = _beyond(difference, limit) if is_open else Decision(difference, limit, WITHIN)
+        decisions[place] = _beyond(difference, limit) if is_open else SeedDecision(difference, limit, WITHIN)
         remaining -= is_open
     return decisions
 
 
-def _lossy_variances(lossy: Sequence[Combination], noise: Noise) -> list[tuple[float, float]]:
+def _lossy_variances(lossy: Sequence[Combination], noise: PooledNoise) -> list[tuple[float, float]]:
     """Of each, the variance of a score over seeds and its degrees of freedom; infinite if it is assumed."""
     ratios = [one.squares / max(one.degrees, 1) / noise.variance for one in lossy]
     is_outlier = [
@@ -172,8 +172,8 @@ def _lossy_variances(lossy: Sequence[Combination], noise: Noise) -> list[tuple[f
     return variances
 
 
-def _beyond(difference: float, limit: float) -> Decision:
-    return Decision(difference, limit, WORSE if difference < 0 else BETTER)
+def _beyond(difference: float, limit: float) -> SeedDecision:
+    return SeedDecision(difference, limit, WORSE if difference < 0 else BETTER)
 
 
 def bound(error: float, degrees: float, level: float) -> float:

@@ -28,7 +28,7 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_key, group_rows
 from scaling.analysis.learning import REACHED, family_key, over_seeds
 from scaling.analysis.samples import CellResult
-from scaling.analysis.seed_decisions import WITHIN, WORSE, Combination, Decision, bound, decide
+from scaling.analysis.seed_decisions import WITHIN, WORSE, Combination, SeedDecision, bound, decide
 from scaling.analysis.summary_findings import setting
 from scaling.axes import Shared, columns
 from scaling.measure.statistics import CONFIDENCE
@@ -51,7 +51,7 @@ class Compared:
     is_lossy: bool  # whether its aggregator says so; one worker exchanges nothing, and loses nothing
     mean: float  # of the score over its seeds
     # the difference as the score has it; None of the only exact one, which is the reference
-    decision: Decision | None
+    decision: SeedDecision | None
     # mean difference from the (other) exact ones at the seeds that both have, if any
     at_equal_seed: float | None
 
@@ -179,7 +179,7 @@ def seed_noise_finding(noise: SeedNoise) -> Finding:
     return Finding("seed_noise", cells, values)
 
 
-def _values(one: Compared, decision: Decision) -> dict[str, Any]:
+def _values(one: Compared, decision: SeedDecision) -> dict[str, Any]:
     return {
         **setting(one.row),
         "exchange": "lossy" if one.is_lossy else "exact",

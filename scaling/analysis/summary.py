@@ -14,7 +14,7 @@ import pandas as pd
 from scaling.analysis.budgets import cell_budget
 from scaling.analysis.cautions import cautions, code_cautions, joules_per_sample, memory_peaks
 from scaling.analysis.columns import SEPARATOR, Row, columns, row_order, safe_cell, shares_gpus, to_table
-from scaling.analysis.control import Peers, differences_of_launches, exposed_check
+from scaling.analysis.control import ControlPeers, differences_of_launches, exposed_check
 from scaling.analysis.environments import environment_of
 from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
 from scaling.analysis.noise import noise_floors, scatter_of
@@ -53,7 +53,7 @@ def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
     scatter, typical = scatter_of(trained), scatter_of(trained, typical=True)
     add_intervals(scatter, own_rows)
     add_seeds_and_predictions(trained, rows)
-    peers = Peers(trained)
+    peers = ControlPeers(trained)
     for cell in trained:
         row = rows[cell.cell_id]
         row.update(_speedup(cell, peers, rows, scatter))
@@ -177,7 +177,7 @@ def _divergence(cell: CellResult) -> list[str]:
     return [f"diverged: the training loss was not finite in {diverged} of {len(cell.trainings)} repeats"]
 
 
-def _speedup(cell: CellResult, peers: Peers, rows: dict[str, Row], scatter: StudyScatter) -> Row:
+def _speedup(cell: CellResult, peers: ControlPeers, rows: dict[str, Row], scatter: StudyScatter) -> Row:
     """With the interval of both cells' scatter; none for the reference itself, or of one launch."""
     samples_per_s, baseline = rows[cell.cell_id]["samples_per_s"], peers.baseline_of(cell)
     reference = None if baseline is None else rows[baseline.cell_id]["samples_per_s"]
@@ -194,7 +194,7 @@ def _speedup(cell: CellResult, peers: Peers, rows: dict[str, Row], scatter: Stud
 
 
 def _exposed_by_difference(
-    cell: CellResult, peers: Peers, rows: dict[str, Row], scatter: StudyScatter
+    cell: CellResult, peers: ControlPeers, rows: dict[str, Row], scatter: StudyScatter
 ) -> Row:
     row, control = rows[cell.cell_id], peers.control_arm(cell)
     if control is None or row["iteration_s"] is None:

@@ -19,14 +19,13 @@ Signature = tuple[int, ...]
 Span = tuple[str, float, float]  # a phase, its start and its end
 
 RARE = ("evaluation", "save")  # phases of some steps only
-
 USUAL = ("input", "forward", "backward", "update")  # phases of most steps
 
 MOST_PHASES = ("input", "forward", "backward", "gradients", "update", "evaluation", "collective", "save")
 
 
 @dataclass(frozen=True)
-class Step:
+class MarkedStep:
     """A step of one rank, from the end of the optimizer's step before it to the end of its own."""
 
     number: int
@@ -40,7 +39,7 @@ class Step:
     block: int = 0  # the number of its round; -1 for a step that is left out
 
 
-def steps_of(rank: dict[str, Any]) -> list[Step]:
+def steps_of(rank: dict[str, Any]) -> list[MarkedStep]:
     # The optimizer that makes the script's steps: the one with the fewest; of several, the last. An optimizer
     # within another one (SAM, ZeroRedundancyOptimizer) ends its step before the outer one does.
     anchor = min(range(len(rank["step_s"])), key=lambda at: (len(rank["step_s"][at]), -at))
@@ -59,7 +58,7 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
         inside = [span for span in rank["phases"] if start_s <= span[1] and span[2] <= stop_s]
         waited_s = sum(end_s - begin_s for name, begin_s, end_s in inside if name == "collective")
         spans = _spans(inside, start_s)
-        steps.append(Step(number, start_s, stop_s - start_s, signature, spans, waited_s, arm, block))
+        steps.append(MarkedStep(number, start_s, stop_s - start_s, signature, spans, waited_s, arm, block))
     return steps
 
 
@@ -100,13 +99,13 @@ def _without_collectives(marked: Sequence[Any], begin_s: float, end_s: float) ->
     return [*spans, ("backward", begin_s, end_s)]
 
 
-def after_warmup(ranks: Sequence[dict[str, Any]]) -> list[list[Step]]:
+def after_warmup(ranks: Sequence[dict[str, Any]]) -> list[list[MarkedStep]]:
     return [steps_of(rank)[rank["warmup"] - 1 :] for rank in ranks]
 
 
-def blocks_of(steps: Sequence[Sequence[Step]]) -> dict[str, dict[int, list[list[Step]]]]:
+def blocks_of(steps: Sequence[Sequence[MarkedStep]]) -> dict[str, dict[int, list[list[MarkedStep]]]]:
     """Steady steps by arm and round, [rank][step]; a round without one in an arm's block lacks it."""
-    blocks: dict[str, dict[int, list[list[Step]]]] = {}
+    blocks: dict[str, dict[int, list[list[MarkedStep]]]] = {}
     for rank, own in enumerate(steps):
         for step in own:
             rounds = blocks.setdefault(step.arm, {})
@@ -114,7 +113,7 @@ def blocks_of(steps: Sequence[Sequence[Step]]) -> dict[str, dict[int, list[list[
     return blocks
 
 
-def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]]:
+def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[MarkedStep]]]:
     """The most frequent signature of a run, and the steps that have it on all ranks after the warm-up,
     [rank][step]; those with a save that most have not are left out."""
     signature, by_rank, others = _kinds(ranks)
@@ -123,7 +122,7 @@ def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]
     return signature, [[steps[at] for at in positions] for steps in by_rank]
 
 
-def _kinds(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]], set[int]]:
+def _kinds(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[MarkedStep]], set[int]]:
     """The usual signature, all steps after the warm-up, and at which of them a rank makes another one."""
     by_rank = after_warmup(ranks)
     shortest = min(map(len, by_rank))
@@ -180,7 +179,7 @@ def long_steps(ranks: Sequence[dict[str, Any]], arm: str) -> LongSteps:
     return min((_long_steps(steps) for steps in by_rank if steps), key=lambda found: found.more_ratio)
 
 
-def _long_steps(steps: Sequence[Step]) -> LongSteps:
+def _long_steps(steps: Sequence[MarkedStep]) -> LongSteps:
     steps_s = np.array([step.step_s for step in steps])
     inputs_s = np.array([_in_phase_s(step, "input") for step in steps])
     usual_s, is_long = float(np.median(steps_s)), steps_s > 2 * np.median(steps_s)
@@ -189,7 +188,7 @@ def _long_steps(steps: Sequence[Step]) -> LongSteps:
     return LongSteps(int(is_long.sum()), len(steps), more_s / len(steps) / usual_s, in_input)
 
 
-def _in_phase_s(step: Step, phase: str) -> float:
+def _in_phase_s(step: MarkedStep, phase: str) -> float:
     return sum(stop - start for name, start, stop in step.spans if name == phase)
 
 
@@ -198,10 +197,10 @@ def mean_s(ranks: Sequence[dict[str, Any]]) -> float:
     return max(float(np.mean([step.step_s for step in steps])) for steps in after_warmup(ranks))
 
 
-def medians_s(steps: Sequence[Sequence[Step]]) -> list[float]:
+def medians_s(steps: Sequence[Sequence[MarkedStep]]) -> list[float]:
     return [float(np.median([step.step_s for step in rank])) for rank in steps]
 
 
-def phases_s(steps: Sequence[Step]) -> dict[str, float]:
+def phases_s(steps: Sequence[MarkedStep]) -> dict[str, float]:
     """The seconds of each phase in a rank's steps, without a quarter of the longest and of the shortest."""
     return {phase: float(trim_mean([_in_phase_s(of, phase) for of in steps], 0.25)) for phase in MOST_PHASES}

@@ -117,7 +117,7 @@ class Measured:
         if "baseline" in run.arms:
             self.left_out.append(marks.left_out_ratio(run.ranks))
 
-    def _take(self, launch: int, arm: str, rounds: Mapping[int, list[list[marks.Step]]]) -> None:
+    def _take(self, launch: int, arm: str, rounds: Mapping[int, list[list[marks.MarkedStep]]]) -> None:
         ranks = range(len(next(iter(rounds.values()))))
         steps = [[step for block in rounds.values() for step in block[rank]] for rank in ranks]
         every = np.array([[step.step_s for step in rank] for rank in steps])

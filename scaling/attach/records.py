@@ -11,7 +11,7 @@ from typing import Any
 
 from scaling.attach.inside.arms import ARMS, row_of
 from scaling.attach.launch import Run
-from scaling.attach.marks import USUAL, Signature, Step, medians_s, steady
+from scaling.attach.marks import USUAL, MarkedStep, Signature, medians_s, steady
 from scaling.errors import AttachError
 from scaling.files.redaction import redacted_command
 from scaling.measure.environment import collect
@@ -45,7 +45,7 @@ class AttachedFolder:
         self.settings = settings
         self.finish([])
         self.first: dict[str, Any] = {}
-        self.first_steps: tuple[Signature, list[list[Step]]] | None = None
+        self.first_steps: tuple[Signature, list[list[MarkedStep]]] | None = None
         self.batch = 0
 
     def finish(self, lines: Sequence[str]) -> None:

@@ -41,7 +41,7 @@ QUIET_S = 600.0  # a node that joins gives up after so long without a run
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttachPlan:
     command: Sequence[str]
     arms: Sequence[str]
     warmup: int  # steps at the start of each launch, which are left out
@@ -62,7 +62,7 @@ def arms_of(names: str | None) -> list[str]:
     return [name for name in ARMS if name in chosen or name == "baseline"]
 
 
-def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
+def attach(plan: AttachPlan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
     """The answer's lines and the exit code. AttachError: `out` is not empty, or not measurable."""
     settings = {"arms": list(plan.arms), "warmup": plan.warmup, "steps": plan.steps}
     folder = AttachedFolder(out, plan.command, {**settings, "launches": plan.launches})
@@ -97,7 +97,9 @@ def _terminate(*_: object) -> None:
 
 
 class _Session:
-    def __init__(self, plan: Plan, folder: AttachedFolder, out: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: AttachPlan, folder: AttachedFolder, out: Path, say: Callable[[str], None]
+    ) -> None:
         self.plan, self.folder, self.out, self.say = plan, folder, out, say
         self.measured = Measured()
         self.traced: Traced | None = None

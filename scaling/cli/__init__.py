@@ -30,7 +30,7 @@ from scaling.cli.export import export
 from scaling.cli.foreign import attach, claims, import_table
 from scaling.cli.history import history
 from scaling.cli.listing import list_
-from scaling.cli.options import Group, note
+from scaling.cli.options import CommandGroup, note
 from scaling.cli.predict import plan, predict
 from scaling.cli.report import report
 from scaling.cli.run import run
@@ -48,7 +48,7 @@ from scaling.start_up import allow_open_files, installed_by, open_standard_strea
 from topologies.errors import TopologyError
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     name="scaling",
     help="Measure how synchronous data-parallel SGD scales here, and which gradient aggregation is best.",
     epilog="Example: scaling run quickstart",

@@ -33,12 +33,14 @@ def attach(
     ] = None,
 ) -> None:
     """Run a training script for some steps, change one thing after another meanwhile, say what limits it."""
-    from scaling.attach.study import Plan, arms_of, attach, join
+    from scaling.attach.study import AttachPlan, arms_of, attach, join
 
     if join_folder is not None:
         join(join_folder, command, note)
         return
-    plan = Plan(command, arms_of(arms), warmup, steps, launches, deadline, seconds, until_epoch=until_epoch)
+    plan = AttachPlan(
+        command, arms_of(arms), warmup, steps, launches, deadline, seconds, until_epoch=until_epoch
+    )
     lines, code = attach(plan, out, note)
     for line in lines:
         typer.echo(line)

@@ -19,7 +19,7 @@ from scaling.files.texts import folded
 
 if TYPE_CHECKING:
     from scaling.analysis.history import Watch
-    from scaling.store.history import Campaign
+    from scaling.store.history import PastCampaign
 
 
 def history(
@@ -61,7 +61,9 @@ def history(
         raise typer.Exit(3)
 
 
-def _measured(folder: Path, number: int, study: str | None, overrides: list[str], launcher: str) -> Campaign:
+def _measured(
+    folder: Path, number: int, study: str | None, overrides: list[str], launcher: str
+) -> PastCampaign:
     """One more campaign, of the first one's study; it counts when all of it is done."""
     from scaling.analysis.history import campaign_of
     from scaling.measure.environment import git_state

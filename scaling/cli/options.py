@@ -34,7 +34,7 @@ CellArgument = Annotated[
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Commands of which the help shows no type of a flag: `--json`, not `--json <bool>`."""
 
     def get_params(self, ctx: Any) -> Any:

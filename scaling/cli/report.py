@@ -15,7 +15,7 @@ from scaling.errors import StudyError
 from scaling.files.texts import folded
 
 if TYPE_CHECKING:
-    from scaling.report.write import Report
+    from scaling.report.write import WrittenReport
 
 
 def report(
@@ -50,7 +50,7 @@ def report(
         show(made)
 
 
-def show(made: Report) -> None:
+def show(made: WrittenReport) -> None:
     from scaling.report.terminal import screen
 
     command = shlex.join(["scaling", "report", str(made.page.parent), "--all"])
@@ -58,7 +58,7 @@ def show(made: Report) -> None:
         typer.echo(line)
 
 
-def _show_all(made: Report) -> None:
+def _show_all(made: WrittenReport) -> None:
     from rich.console import Console
 
     from scaling.report.terminal import folded_answer, render_tables
@@ -72,7 +72,7 @@ def _show_all(made: Report) -> None:
         typer.echo(folded("", text, indent=2))
 
 
-def written_report(path: Path, **how: Any) -> Report:
+def written_report(path: Path, **how: Any) -> WrittenReport:
     """Makes the report of a results folder anew; `how`: as of `scaling.report.write_report`."""
     from scaling.report import write_report
     from scaling.store import ResultsFolder

@@ -22,7 +22,7 @@ from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 from topologies.detect import load_text
 
 if TYPE_CHECKING:
-    from scaling.report.write import Report
+    from scaling.report.write import WrittenReport
     from scaling.store import ResultsFolder
     from scaling.study.scope import Scope
     from scaling.study.session import RunResult
@@ -120,14 +120,14 @@ def _next(
 
 def measured(
     study: str, overrides: list[str], out: Path | None, begun: Begun, *, retry_failed: bool = False
-) -> RunResult[Report]:
+) -> RunResult[WrittenReport]:
     from scaling.study.session import run_session
 
     how: dict[str, Any] = {"note": note, "interrupted": _interrupted, "report": _reported}
     return run_session(study, overrides, out, *begun, **how, retry_failed=retry_failed)
 
 
-def _reported(folder: ResultsFolder, before_page: Callable[[], None]) -> Report:
+def _reported(folder: ResultsFolder, before_page: Callable[[], None]) -> WrittenReport:
     """The report; where it cannot be made, nothing of what was measured is lost by that."""
     try:
         return written_report(folder.path, before_page=before_page)
@@ -147,7 +147,7 @@ def _interrupted(folder: ResultsFolder, with_report: bool) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _show(made: Report) -> None:
+def _show(made: WrittenReport) -> None:
     from scaling.report.text import text_of
 
     if made.times is not None:

@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from scaling.cli.options import AsJson, Group
+from scaling.cli.options import AsJson, CommandGroup
 from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
 
 schedule = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     name="schedule",
     help="Export collectives in the formats of other engines; prove those of others.",
     epilog="Example: scaling schedule export ring --world-size 8 --out ring.xml",

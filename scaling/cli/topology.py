@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from scaling.cli.options import AsJson, Group, note
+from scaling.cli.options import AsJson, CommandGroup, note
 from topologies.errors import TopologyError
 
 topology = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     name="topology",
     help="Machine files: devices, links and paths.",
     epilog="Example: scaling topology show hgx-h200-4",

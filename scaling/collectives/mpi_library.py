@@ -206,7 +206,6 @@ def _by_nodes(across: Schedule, per_node: int) -> Schedule:
 
 
 MESSAGE_S = 2e-6  # of a message through shared memory, whatever its size. An assumption; calibrated.
-
 COPY_BYTES_MOVED = 2.0  # in memory for each byte that is copied: read and written
 
 

@@ -153,7 +153,6 @@ def _rings(pairs: _Pairs, orders: NDArray[np.int64], rates: NDArray[np.float64])
 
 
 PROTOCOLS: dict[str, float] = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}  # Share of the bandwidth
-
 BETWEEN_NODES = {"LL": 1 / 3.8, "LL128": 120 / 128, "Simple": 1.0}  # the same of trees between nodes
 
 BASE_S = {

@@ -136,8 +136,8 @@ class LstmFused(Experiment):
         ]
 
     def measure(self, point: Variables, device: Device, budget: Budget) -> Samples:
-        from scaling.device_studies.lstm_training import Measurement, image_rows, temporal_order
+        from scaling.device_studies.lstm_training import LstmMeasurement, image_rows, temporal_order
 
         sizes, dataset = (self.train_samples, self.test_samples), REAL.get(point["task"])
         task = image_rows(dataset, self.shrink, *sizes) if dataset else temporal_order(self.length, *sizes)
-        yield from Measurement(self, task, point, device).rows(budget)
+        yield from LstmMeasurement(self, task, point, device).rows(budget)

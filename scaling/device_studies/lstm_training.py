@@ -151,7 +151,7 @@ def image_rows(name: str, shrink: int, num_train: int, num_test: int) -> Sequenc
 
 
 @dataclass(frozen=True)
-class Measurement:
+class LstmMeasurement:
     study: Any
     task: SequenceTask
     point: Mapping[str, Any]

@@ -31,7 +31,7 @@ KINDS = RECEIVES | SENDS | {"re", "cpy", "nop"}
 MOST_CHUNKS = 2_000_000  # that all steps together move
 
 
-class Step(NamedTuple):
+class XmlStep(NamedTuple):
     """An operation on chunks of buffers "i", "o" and "s"; `after`: (thread block, step) of the same GPU."""
 
     kind: str
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 
 @dataclass(eq=False)
-class Block:
+class ThreadBlock:
     """A thread block and how far it is; `number` counts those of all GPUs, `send` and `recv` are peers."""
 
     number: int
@@ -51,7 +51,7 @@ class Block:
     send: int
     recv: int
     channel: int
-    steps: Sequence[Step]
+    steps: Sequence[XmlStep]
     done: int = 0
 
     def name(self, step: int | None = None) -> str:
@@ -68,7 +68,7 @@ class Algorithm(NamedTuple):
     num_chunks: int
     in_place: tuple[bool, ...]
     scratch: dict[int, int]
-    blocks: list[Block]
+    blocks: list[ThreadBlock]
 
 
 def read_algorithm(text: str) -> Algorithm:
@@ -84,11 +84,11 @@ def read_algorithm(text: str) -> Algorithm:
     world_size, gpus = _number(algo, "ngpus"), [(_number(gpu, "id"), gpu) for gpu in algo.findall("gpu")]
     if sorted(rank for rank, _ in gpus) != list(range(world_size)):
         raise ScheduleError(f"ngpus is {world_size}, and the <gpu>s are not 0 to {world_size - 1}")
-    blocks: list[Block] = []
+    blocks: list[ThreadBlock] = []
     for rank, tb in ((rank, tb) for rank, gpu in gpus for tb in gpu.findall("tb")):
         id_, send, recv, channel = (_number(tb, key) for key in ("id", "send", "recv", "chan"))
         steps = [_step(step) for step in sorted(tb.findall("step"), key=lambda step: _number(step, "s"))]
-        blocks.append(Block(len(blocks), rank, id_, send, recv, channel, steps))
+        blocks.append(ThreadBlock(len(blocks), rank, id_, send, recv, channel, steps))
     num_chunks = _number(algo, "nchunksperloop")
     _check(blocks, world_size, world_size * num_chunks)
     in_place, both = _number(algo, "inplace", 0) == 1, _number(algo, "outofplace", 0) == 1
@@ -98,7 +98,7 @@ def read_algorithm(text: str) -> Algorithm:
     return Algorithm(name, world_size, num_chunks, forms, scratch, blocks)
 
 
-def _check(blocks: Sequence[Block], world_size: int, num_values: int) -> None:
+def _check(blocks: Sequence[ThreadBlock], world_size: int, num_values: int) -> None:
     ends: set[tuple[int, str]] = set()
     for block in blocks:
         for at, step in enumerate(block.steps):
@@ -118,10 +118,10 @@ def _check(blocks: Sequence[Block], world_size: int, num_values: int) -> None:
         raise ScheduleError("too large to be proven")
 
 
-def _step(step: ElementTree.Element) -> Step:
+def _step(step: ElementTree.Element) -> XmlStep:
     source, target = ((step.get(f"{end}buf", "i"), _number(step, f"{end}off", -1)) for end in ("src", "dst"))
     after = _number(step, "depid", -1), _number(step, "deps", -1)
-    return Step(step.get("type", ""), source, target, _number(step, "cnt", 1), after)
+    return XmlStep(step.get("type", ""), source, target, _number(step, "cnt", 1), after)
 
 
 def _number(element: ElementTree.Element, name: str, default: int | None = None) -> int:
@@ -135,15 +135,15 @@ Clock = NDArray[np.int32]  # [thread blocks]: how many steps of each have surely
 Value = tuple[int, int]  # a chunk of the input, and the bits of the ranks that have contributed
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     gpu: int
     buffer: str
     chunk: int
 
 
-Origin = tuple[Place, int]  # of what is sent, and how many moves were before
+Origin = tuple[ChunkPlace, int]  # of what is sent, and how many moves were before
 Message = tuple[list[Value], Origin, Clock]
-Move = tuple[Origin, Place, bool]  # from, to, whether it is added
+Move = tuple[Origin, ChunkPlace, bool]  # from, to, whether it is added
 
 
 def prove(algorithm: Algorithm) -> tuple[Schedule | None, str]:
@@ -166,13 +166,15 @@ class _Run:
     def __init__(self, algorithm: Algorithm, *, in_place: bool) -> None:
         self.algorithm, self.output = algorithm, "i" if in_place else "o"
         ranks, chunks = range(algorithm.world_size), range(algorithm.num_chunks)
-        self.values: dict[Place, Value] = {Place(r, "i", at): (at, 1 << r) for r in ranks for at in chunks}
+        self.values: dict[ChunkPlace, Value] = {
+            ChunkPlace(r, "i", at): (at, 1 << r) for r in ranks for at in chunks
+        }
         self.by_id = {(block.gpu, block.id): block for block in algorithm.blocks}
         self.queues: dict[tuple[int, int, int], deque[Message]] = defaultdict(deque)
         self.clocks: dict[tuple[int, tuple[int, int]], Clock] = {}
-        self.writes: dict[Place, list[tuple[Block, int]]] = defaultdict(list)
-        self.reads: dict[Place, list[tuple[Block, int]]] = defaultdict(list)
-        self.landed: dict[Place, Origin] = {}
+        self.writes: dict[ChunkPlace, list[tuple[ThreadBlock, int]]] = defaultdict(list)
+        self.reads: dict[ChunkPlace, list[tuple[ThreadBlock, int]]] = defaultdict(list)
+        self.landed: dict[ChunkPlace, Origin] = {}
         self.moves: list[Move] = []
         self.inexpressible = ""
 
@@ -195,7 +197,7 @@ class _Run:
             )
         for rank in range(self.algorithm.world_size):
             for chunk in range(self.algorithm.num_chunks):
-                place, everyone = Place(rank, self.output, chunk), (1 << self.algorithm.world_size) - 1
+                place, everyone = ChunkPlace(rank, self.output, chunk), (1 << self.algorithm.world_size) - 1
                 held, ranks = self.values.get(place, (chunk, 0))
                 if (held, ranks) != (chunk, everyone):
                     last = [f"last written by {block.name(step)}" for block, step in self.writes[place]]
@@ -204,7 +206,7 @@ class _Run:
                         f"{_ranks(everyone & ~ranks)}; {last[0] if last else 'no step writes it'}"
                     )
 
-    def _advance(self, block: Block, *, sends: bool) -> bool:
+    def _advance(self, block: ThreadBlock, *, sends: bool) -> bool:
         """Does the block's next step if it can, and if it is a send or is none."""
         if block.done == len(block.steps) or (block.steps[block.done].kind == "s") != sends:
             return False
@@ -231,7 +233,7 @@ class _Run:
         block.done += 1
         return True
 
-    def _do(self, block: Block, step: Step, message: Message | None, clock: Clock) -> None:
+    def _do(self, block: ThreadBlock, step: XmlStep, message: Message | None, clock: Clock) -> None:
         source = [] if step.kind in ("r", "rcs") else self._places(block, step.source, step.num_chunks)
         target = [] if step.kind in ("s", "rrs") else self._places(block, step.target, step.num_chunks)
         if message is not None and len(message[0]) != step.num_chunks:
@@ -249,14 +251,14 @@ class _Run:
             sent = values or others, ((target or source)[0], len(self.moves)), clock
             self.queues[block.gpu, block.send, block.channel].append(sent)
 
-    def _read(self, block: Block, place: Place, clock: Clock) -> Value:
+    def _read(self, block: ThreadBlock, place: ChunkPlace, clock: Clock) -> Value:
         _check_order(block, place, clock, self.writes[place])
         self.reads[place].append((block, block.done))
         if place not in self.values:
             _refuse(block, f"chunk {place.chunk} of buffer {place.buffer!r} holds nothing yet")
         return self.values[place]
 
-    def _places(self, block: Block, start: tuple[str, int], number: int) -> list[Place]:
+    def _places(self, block: ThreadBlock, start: tuple[str, int], number: int) -> list[ChunkPlace]:
         buffer, first = start
         size = self.algorithm.scratch[block.gpu] if buffer == "s" else self.algorithm.num_chunks
         if buffer not in ("i", "o", "s") or first < 0 or number < 1 or first + number > size:
@@ -264,10 +266,15 @@ class _Run:
                 block, f"chunks {first} to {first + number - 1} of buffer {buffer!r:.9}, which has {size}"
             )
         name = self.output if buffer == "o" else buffer
-        return [Place(block.gpu, name, chunk) for chunk in range(first, first + number)]
+        return [ChunkPlace(block.gpu, name, chunk) for chunk in range(first, first + number)]
 
     def _record(
-        self, block: Block, step: Step, message: Message | None, source: list[Place], target: list[Place]
+        self,
+        block: ThreadBlock,
+        step: XmlStep,
+        message: Message | None,
+        source: list[ChunkPlace],
+        target: list[ChunkPlace],
     ) -> None:
         for at, place in enumerate([] if step.kind == "s" else target or source):
             origin, sent_at = self.landed.get(source[at], (source[at], 0)) if message is None else message[1]
@@ -280,18 +287,20 @@ class _Run:
                 self.moves.append(((origin, sent_at), place, step.kind in ("re", "rrs", "rrc", "rrcs")))
 
 
-def _check_order(block: Block, place: Place, clock: Clock, before: Sequence[tuple[Block, int]]) -> None:
+def _check_order(
+    block: ThreadBlock, place: ChunkPlace, clock: Clock, before: Sequence[tuple[ThreadBlock, int]]
+) -> None:
     for other, step in before:
         if clock[other.number] <= step:
             shared = f"chunk {place.chunk} of buffer {place.buffer!r}"
             _refuse(block, f"uses {shared}, as {other.name(step)} does, and nothing says which is first")
 
 
-def _refuse(block: Block, what: str) -> NoReturn:
+def _refuse(block: ThreadBlock, what: str) -> NoReturn:
     raise ScheduleError(f"{block.name()}: {what}")
 
 
-def _sum(block: Block, one: Value, other: Value) -> Value:
+def _sum(block: ThreadBlock, one: Value, other: Value) -> Value:
     if one[0] != other[0]:
         _refuse(block, f"adds chunk {other[0]} to chunk {one[0]}")
     if twice := one[1] & other[1]:

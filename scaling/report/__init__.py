@@ -10,7 +10,7 @@ from scaling.report.status import status_table
 from scaling.store import ResultsFolder
 
 if TYPE_CHECKING:
-    from scaling.report.write import Report
+    from scaling.report.write import WrittenReport
 
 __all__ = ["status_table", "summary_table", "write_report"]
 
@@ -23,7 +23,7 @@ def write_report(
     titles: bool = False,
     everything: bool = False,
     before_page: Callable[[], None] = lambda: None,
-) -> Report:
+) -> WrittenReport:
     """Makes summary.csv, budget.csv, figures/ and report.html anew from the raw samples, of transfer cells
     transfers.csv and probed.yaml too. `png`, `paper` (with `titles`): figures in these forms; `everything`:
     of all groups of a very large study; `before_page` is called when all but the page is written. Returns

@@ -9,7 +9,7 @@ from typing import Any
 
 from scaling.analysis.candidates import Candidate
 from scaling.analysis.columns import Row, by_key, is_control_arm, is_unchanged, workers_of
-from scaling.analysis.critical_batch import Estimate, LearningPlan
+from scaling.analysis.critical_batch import Fitted, LearningPlan
 from scaling.analysis.explain import EXPLAINED_KINDS, RULES, is_limit
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_rows
@@ -232,7 +232,7 @@ def plan_as_dict(plan: LearningPlan) -> dict[str, Any]:
 
 
 def _closed(value: Any) -> Any:
-    if isinstance(value, Estimate):
+    if isinstance(value, Fitted):
         value = value._asdict()
     if isinstance(value, dict):
         return {name: _closed(one) for name, one in value.items()}

@@ -30,7 +30,7 @@ TRAINING = "training: "  # what the name of a variant of trainings begins with
 
 
 @dataclass(frozen=True)
-class Variant:
+class BlockVariant:
     """Comparable cells of a workload, as of one step mode or one link."""
 
     name: str
@@ -43,7 +43,7 @@ class Variant:
 @dataclass(frozen=True)
 class Block:
     name: str
-    variants: list[Variant]
+    variants: list[BlockVariant]
 
 
 def blocks_of(
@@ -78,13 +78,13 @@ def _variant(
     figures: Iterable[SavedFigure],
     tables: Iterable[Table],
     named: Collection[str],
-) -> Variant:
+) -> BlockVariant:
     group_figures = [figure for figure in figures if figure.group == group.key]
     group_tables = [table for table in tables if table.group == group.key]
     kind = TRAINING if group.kind == "convergence" else ""
     differs = ", ".join(title[1:])
     answer = _answer_table(group, named)
-    return Variant(
+    return BlockVariant(
         f"{kind}{differs or title[0]}",
         _summary(group),
         [figure for figure in group_figures if figure.section == ANSWER],

@@ -35,7 +35,7 @@ from scaling.analysis.transfers import (
 from scaling.analysis.verdict import verdicts
 from scaling.report.content import Content, Extras, content_of
 from scaling.report.device import (
-    Results,
+    DeviceResults,
     device_answer_table,
     device_headline,
     device_sentences,
@@ -65,13 +65,13 @@ MANY_CELLS, MOST_DRAWN = 300, 40
 
 
 @dataclass(frozen=True)
-class Report:
+class WrittenReport:
     page: Path
     table: pd.DataFrame
     transfers: list[TransferResult]
     times: WallTime | None
     content: Content
-    experiments: list[Results]
+    experiments: list[DeviceResults]
 
     @property
     def answer(self) -> list[str]:
@@ -96,7 +96,7 @@ class Report:
 
 def write_all(
     folder: ResultsFolder, formats: Formats, before_page: Callable[[], None] = lambda: None
-) -> Report:
+) -> WrittenReport:
     folder = Snapshot.of(folder.require())
     cells, experiments = read_cells(folder), read_devices(folder)
     table = with_devices(build_table(study_name(folder), cells), experiments)
@@ -161,7 +161,7 @@ def write_all(
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))
     content = content_of(folder.study(), environment, table, figures, times, extras, path_in_commands(folder))
     page = folder.write_text("report.html", render_page(content))
-    return Report(page, table, transfers, times, content, experiments)
+    return WrittenReport(page, table, transfers, times, content, experiments)
 
 
 def drawn_rows(rows: Sequence[Row], *, everything: bool) -> tuple[list[Row], list[str]]:

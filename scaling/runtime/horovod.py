@@ -23,7 +23,7 @@ from scaling.process_group.delegated import HorovodGroup
 from scaling.runtime.meeting import own_address
 from scaling.runtime.workers import Workers
 
-Place = tuple[str, int, int]  # host, local rank, ranks on that host
+HorovodSlot = tuple[str, int, int]  # host, local rank, ranks on that host
 
 
 class HorovodWorld:
@@ -131,7 +131,7 @@ class Slot(NamedTuple):
     cross_size: int
 
 
-def slots_of(places: Sequence[Place]) -> list[Slot]:
+def slots_of(places: Sequence[HorovodSlot]) -> list[Slot]:
     """Each rank's slot, in rank order. Equal local ranks tell nodes apart that are one machine."""
     nodes: list[tuple[str, set[int]]] = []  # each with its host and the local ranks on it
     node_of = []

@@ -73,7 +73,6 @@ class LaunchLibraries:
 
 
 KEEP_CORES_VARIABLE = "SCALING_KEEP_BINDING"  # set to 1, a worker stays on the cores that mpirun bound it to
-
 FORWARDED_S = 1.0  # for mpirun to pass on what a rank printed: MPICH's drops the rest at an abort
 
 

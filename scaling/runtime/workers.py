@@ -45,9 +45,7 @@ T = TypeVar("T")
 
 MAX_PORT = 65535
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of a rank's wait in a cell, as for a control arm's others
-
 EXIT_LIMIT_S = float(os.environ.get("SCALING_CELL_EXIT_LIMIT_S", "60"))  # to leave a failed cell
-
 _POLL_S = 0.05  # longest pause between looks for the others at a cell's end; the first are shorter
 
 
@@ -285,7 +283,6 @@ EXIT_STOPPED = 130  # what an interrupted shell command gives, and `scaling run`
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 RECORDING = threading.Lock()  # Held while a run's end is recorded: a run that is done is not put back
-
 HEAD_START_S = 1.0  # what rank 0 has before the others leave: their end would fail the cell there
 
 

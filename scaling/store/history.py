@@ -25,7 +25,7 @@ LINES, ACCEPTED = "history.jsonl", "accepted"
 MEND = "put it back from a copy, or begin a new history in another folder"
 
 
-class Campaign(BaseModel):
+class PastCampaign(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Annotated[str, Field(pattern=r"^\d{4,}$")]  # of its folder
@@ -45,14 +45,14 @@ class HistoryFolder:
     def folder(self, name: str) -> ResultsFolder:
         return ResultsFolder(self.path / name)
 
-    def campaigns(self) -> list[Campaign]:
+    def campaigns(self) -> list[PastCampaign]:
         """In their order; StoreError where one is damaged, changed, missing or out of order."""
-        lines, campaigns, last = self.path / LINES, list[Campaign](), ""
+        lines, campaigns, last = self.path / LINES, list[PastCampaign](), ""
         text = text_of(lines, MEND).splitlines() if lines.exists() else []
         for number, values in enumerate(parsed_lines(text, str(lines), unfinished=False, mend=MEND), start=1):
             where = f"{lines}, line {number}"
-            validate(Campaign, values, where, MEND)
-            campaigns.append(campaign := Campaign(**values))
+            validate(PastCampaign, values, where, MEND)
+            campaigns.append(campaign := PastCampaign(**values))
             if int(campaign.name) != number:
                 raise StoreError(f"{where}: {campaign.name} in place of {number:04d}; {MEND}")
             if campaign.started < last:
@@ -69,12 +69,12 @@ class HistoryFolder:
                 raise StoreError(f"{path} is not listed in {lines}; {MEND}")
         return campaigns
 
-    def add(self, campaign: Campaign) -> None:
+    def add(self, campaign: PastCampaign) -> None:
         digest = digest_of(campaign, samples_digest(self.folder(campaign.name)))
         line = campaign.model_copy(update={"digest": digest}).model_dump_json()
         append_whole(self.path / LINES, f"{line}\n".encode())
 
-    def accepted(self, campaigns: list[Campaign], newly: str | None = None) -> list[Campaign]:
+    def accepted(self, campaigns: list[PastCampaign], newly: str | None = None) -> list[PastCampaign]:
         """From the accepted one on; `newly` accepts another. StoreError where it is none of them."""
         if not campaigns:
             raise StoreError(f"{self.path} has no campaign; `scaling history {self.path}` measures one")
@@ -88,7 +88,7 @@ class HistoryFolder:
         return campaigns[names.index(first) :]
 
 
-def digest_of(campaign: Campaign, samples: str) -> str:
+def digest_of(campaign: PastCampaign, samples: str) -> str:
     """Of its line without the digest, where older ones have no slow hosts, and the digest of its samples."""
     facts = campaign.model_dump(exclude=None if campaign.slow else {"slow"}) | {"digest": ""}
     return hashlib.sha256(f"{json.dumps(facts, sort_keys=True)}\n{samples}".encode()).hexdigest()

@@ -159,7 +159,7 @@ LaunchModel = optional(
     (Count, "position code_changes"),
     (Time, "started_at finished_at"),
 )
-GpuModel = optional(
+GpuRecord = optional(
     (Seconds, "window_s energy_j energy_per_sample_j sm_clock_before_hz sm_clock_after_hz"),
     (Seconds, "memory_clock_before_hz memory_clock_after_hz"),
     (Positive, "sm_clock_max_hz"),
@@ -185,7 +185,7 @@ _SummaryKeys: Any = optional(
     (dict[str, Seconds | None], "seconds"),
     (list[Seconds | None], "clock_uncertainty_s"),
     (str, "warmup_end stop_reason tensor_shapes failure_kind"),
-    (list[GpuModel | None], "gpu power"),  # type: ignore[valid-type]
+    (list[GpuRecord | None], "gpu power"),  # type: ignore[valid-type]
     (list[HostModel | None], "host"),  # type: ignore[valid-type]
     (list[MatrixRateModel | None], "matrix_rate"),  # type: ignore[valid-type]
 )

@@ -29,7 +29,6 @@ from scaling.study.launches import Launch
 from scaling.study.run import ProgressListener, StudyRun
 
 SIDES = ("a", "b")  # names of the folders, in the order in which `compare` takes them
-
 THIS = "this environment"  # what is recorded of the runs of A
 
 

@@ -24,7 +24,6 @@ from scaling.study.kinds.base import START_UP_S, ModelSize
 from topologies.detect_host import boot_id
 
 HANDED_OVER = "SCALING_LAUNCH"  # set by `scaling run`: launch and stall_timeout; workers resolve nothing
-
 MOST_CHARACTERS = 100_000  # of a variable; Linux takes 131,072. Workers of a longer one resolve the study.
 
 
@@ -117,7 +116,6 @@ def estimate_seconds(launch: Launch, sizes: Mapping[str, ModelSize], num_cores: 
 
 
 STARTED_VARIABLE = "SCALING_LAUNCH_STARTED_AT"  # by the launcher's start: its host's boot, monotonic seconds
-
 COMMAND_VARIABLE = "SCALING_COMMAND_STARTED_AT"  # by `scaling run`: when its launches began, as in records
 
 PARTS = ("setup", "warmup", "unprofiled", "profiled", "training")

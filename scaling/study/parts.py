@@ -53,7 +53,6 @@ Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=Fals
 
 
 DEFAULT_BATCH = {"cuda": 8192, "cpu": 128}  # of `global_batch: auto` without a trial, as in `scaling plan`
-
 SIZE_WORDS = ("auto", "all")  # as world sizes: 1, 2, 4, ... and all GPUs; all GPUs alone
 
 PositiveInt = Annotated[int, Field(gt=0, le=10**9, strict=True)]

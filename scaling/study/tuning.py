@@ -24,7 +24,6 @@ from scaling.study.schema import Study
 from scaling.study.variants import wraps_in_ddp
 
 PROBE_ITERATIONS = 10  # unprofiled ones of the probe, which are not used
-
 SCREENING_LAUNCHES, DECIDING_LAUNCHES = 2, 4  # at least (`benchmarks/tune_decisions.py`)
 
 CONTROL = "none"

@@ -32,7 +32,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 LOCAL_KEYS = ("outer_update", "outer_momentum", "outer_learning_rate")  # with `sync_every`
-
 CLIPPING = ("clip_norm", "clip_gradient")  # keys that go with every optimizer
 
 

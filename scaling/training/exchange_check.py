@@ -209,9 +209,7 @@ def _worst(exchange: BucketExchange, start: int, stop: int, expected: Tensor, al
 
 
 DROPPED_BITS = 12  # the lowest ones, which know least; a float64, in which digests travel, holds 53 bits
-
 BLOCK = 1 << 20  # elements that are hashed at once: their copy takes eight bytes each
-
 BETWEEN_BLOCKS = 6364136223846793005  # odd; Knuth's multiplier of MMIX
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -24,7 +24,6 @@ from scaling.training.compute import AUTOCAST, Compute
 INITIAL_SCALE = 2.0**16
 GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL = 2.0, 0.5, 2000
 NORM_EPSILON = 1e-6  # added to the norm, as torch.nn.utils.clip_grad_norm_ does
-
 WIRES = AUTOCAST  # precision on the wire -> dtype of the message; else it is the gradient's own
 
 ClippedGradient = Literal["mean", "local"]

@@ -24,7 +24,7 @@ from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTr
 from scaling.training.optimizers import OptimizerSettings
 from scaling.training.outer_updates import OuterUpdate
 from scaling.training.replica import FlatBucket, FlatReplica
-from scaling.training.step import EagerStep, Part, TrainingStep, by_bucket, of_buckets, started
+from scaling.training.step import EagerStep, StepPart, TrainingStep, by_bucket, of_buckets, started
 
 CHECKED_STEPS = 4  # of a block that is checked, at most: what is checked is its end
 
@@ -52,7 +52,7 @@ class LocalStep(TrainingStep):
         self.treatment = self._own.treatment
         self._wire, self._count = gradients.wire, 0
         chosen = (aggregator, outer.settings, group, gradients.wire)
-        self._parts: list[Part] = [
+        self._parts: list[StepPart] = [
             started(FlatBucket(bucket.layout, copies), *chosen, capturable=False, skippable=False)
             for bucket in replica.buckets
             for copies in [[nn.Parameter(p.detach().clone()) for p in bucket.trainable]]

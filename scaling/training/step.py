@@ -78,7 +78,7 @@ class TrainingStep(ABC):
             part.state.check()
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     bucket: FlatBucket
     aggregator: Aggregator[Any]
     state: AggregatorState
@@ -87,7 +87,7 @@ class Part(NamedTuple):
 
 class EagerStep(TrainingStep):
     replica: FlatReplica
-    _parts: list[Part]
+    _parts: list[StepPart]
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ def started(
     group: Group,
     wire: torch.dtype | None,
     **how: bool,
-) -> Part:
+) -> StepPart:
     """In the state's own buffers, if it has any. `how`: as of `OptimizerSettings.optimizer`."""
     state = start_exchanges(aggregator, bucket.layout, group, bucket.parameters, wire)
     buffer = state.gradient_buffer
@@ -196,7 +196,7 @@ def started(
         bucket.place_gradient(buffer)
     if state.parameter_buffer is not None:
         bucket.place_parameters(state.parameter_buffer)
-    return Part(bucket, aggregator, state, update_at(bucket, settings, aggregator, state, **how))
+    return StepPart(bucket, aggregator, state, update_at(bucket, settings, aggregator, state, **how))
 
 
 def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

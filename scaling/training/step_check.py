@@ -42,7 +42,6 @@ from scaling.training.update_check import TITLES, Delivered, Moments, adam_probl
 FIRST_STEPS = 10
 LATER_STEPS = 2
 MAX_SECONDS = 2.0  # no further step is checked once so many are over; one always is
-
 NAMED = 3  # gradients, where many are to be named
 COPIES = 9  # of the parameters, that a check keeps at most
 

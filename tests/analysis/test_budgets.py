@@ -13,7 +13,7 @@ from scaling.analysis.budgets import EXPOSED, STEP_COLUMNS, cell_budget, middle_
 from scaling.analysis.columns import BUDGET_COLUMNS, columns, to_rows
 from scaling.analysis.control import (
     COLUMNS_COMPARED,
-    Peers,
+    ControlPeers,
     control_labels,
     differences_of_launches,
     exposed_check,
@@ -309,7 +309,7 @@ class TestDifferencesOfLaunches:
         ]
         cells = read_cells(study.folder)
         by_id = {cell.cell_id: cell for cell in cells}
-        return differences_of_launches(by_id[arms[0]], by_id[control], Peers(cells))
+        return differences_of_launches(by_id[arms[0]], by_id[control], ControlPeers(cells))
 
     def add(self, study, label, launches, scatter_s):
         runs = []
@@ -331,4 +331,4 @@ class TestDifferencesOfLaunches:
         control = study.add_steps([[1.0]], world_size=2)
         ring = study.add_steps([[1.25]], aggregator="ring", world_size=2)
         cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
-        assert differences_of_launches(cells[ring], cells[control], Peers(cells.values())) == {}
+        assert differences_of_launches(cells[ring], cells[control], ControlPeers(cells.values())) == {}

@@ -10,14 +10,14 @@ from scaling.analysis.environments import machine_changes
 from scaling.analysis.history import COMMON, LEARNED, change_in, evidence, first_alarm, host_effects, watch
 from scaling.errors import ScalingError
 from scaling.measure.probe.series import size_text
-from scaling.store.history import Campaign
+from scaling.store.history import PastCampaign
 from tests.made_studies import StudyFolder, iteration
 
 
 def campaigns(logs, hosts=None, names="abcdefgh"):
     """One of each column of [stream, campaign] logarithms."""
     return [
-        Campaign(
+        PastCampaign(
             name=f"{number + 1:04d}", started=f"2026-01-{number + 1:02d}T00:00:00+00:00",
             seconds={name: math.exp(one) for name, one in zip(names, column, strict=False)},
             hosts=[*hosts[number]] if hosts else ["host"], commit=None,

@@ -132,7 +132,7 @@ def _runs(tmp_path, monkeypatch, steps_s, *, arms=ARMS, sizes=None, **facts):
     monkeypatch.setattr(study, "run_arm", run_arm)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    plan = study.Plan(["torchrun", "train.py"], list(arms), 1, 5, 2, 10.0)
+    plan = study.AttachPlan(["torchrun", "train.py"], list(arms), 1, 5, 2, 10.0)
     return ran, study.attach(plan, tmp_path / "out", lambda _: None)[0]
 
 
@@ -202,7 +202,7 @@ def _said(folder, monkeypatch, changes):
     monkeypatch.setattr(study._Session, "run", lambda _: changes())
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(folder)
-    plan = study.Plan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0)
+    plan = study.AttachPlan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0)
     study.attach(plan, folder / "out", said.append)
     return said
 

@@ -89,7 +89,7 @@ def test_what_an_interruption_left_out_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(study._Session, "run", interrupted)
     monkeypatch.setattr(study.signal, "signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    plan = study.Plan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0)
+    plan = study.AttachPlan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0)
     (line,), code = study.attach(plan, tmp_path / "out", lambda _: None)
     assert (code, line) == (130, "Not measured, because the runs were interrupted before.")
 

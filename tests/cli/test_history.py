@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from scaling.analysis.history import SLOWDOWNS, Watch, campaign_of
 from scaling.cli import app
 from scaling.report.history import sentences
-from scaling.store.history import Campaign, HistoryFolder
+from scaling.store.history import HistoryFolder, PastCampaign
 from tests.documented import example, replaced
 from tests.made_studies import StudyFolder, epoch
 from tests.ranks import RANKS_PATH, kept_zygote
@@ -103,7 +103,7 @@ def test_without_a_change_the_code_is_0_and_what_would_be_found_is_said(tmp_path
 ])  # fmt: skip
 def test_what_would_have_been_seen_is_one_sentence(seen, expected):
     facts = {"started": "2026-01-01T", "seconds": {"a": 1.0}, "hosts": [], "commit": None}
-    campaigns = [Campaign(name=f"{number:04d}", **facts) for number in range(1, 13)]
+    campaigns = [PastCampaign(name=f"{number:04d}", **facts) for number in range(1, 13)]
     of_slowdown = dict(zip(SLOWDOWNS, seen, strict=True))
     said = Watch(campaigns, ["a"], np.zeros((1, 12)), 100, None, None, [], {}, of_slowdown, [])
     assert sentences(said, HistoryFolder(Path())) == [
@@ -119,7 +119,7 @@ def test_what_would_have_been_seen_is_one_sentence(seen, expected):
 ])  # fmt: skip
 def test_places_that_are_slow_in_most_of_their_campaigns_are_named(slow_of, named):
     facts = {"name": "0001", "started": "2026-01-01T", "seconds": {"a": 1.0}, "commit": None}
-    campaigns = [Campaign(hosts=hosts.split(), slow=slow, **facts) for hosts, slow in slow_of]
+    campaigns = [PastCampaign(hosts=hosts.split(), slow=slow, **facts) for hosts, slow in slow_of]
     said = Watch(campaigns, ["a"], np.zeros((1, len(campaigns))), 100, None, None, [], {}, {}, [])
     assert sentences(said, HistoryFolder(Path()))[1:] == [f"By the ranks' own times {named}"]
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from scaling.errors import StoreError
-from scaling.store.history import Campaign, HistoryFolder, samples_digest
+from scaling.store.history import HistoryFolder, PastCampaign, samples_digest
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def history(tmp_path):
         results.plan_run("0123456789ab", 0, {"kind": "own", "device": "cpu", "world_size": 1})
         results.sample_writer("0123456789ab", 0, 0)([{"step": int(name)}])
         started = f"2026-01-{name[2:]}T00:00:00+00:00"
-        folder.add(Campaign(name=name, started=started, seconds={"a": 1.0}, hosts=["h"], commit=None))
+        folder.add(PastCampaign(name=name, started=started, seconds={"a": 1.0}, hosts=["h"], commit=None))
     return folder
 
 

@@ -20,13 +20,13 @@ from scaling.report.device.comparisons import LEAD
 from scaling.report.device.drawing import DRAWN
 from scaling.report.device.findings import sentences as of_findings
 from scaling.report.device.findings import short_answer as of_answer
-from scaling.report.device.results import STEP, DeviceResult, Results, read_devices, size_of
+from scaling.report.device.results import STEP, DeviceResult, DeviceResults, read_devices, size_of
 from scaling.report.device.tables import declared_table, left_out_table, missing_remark
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
 from scaling.store.files import fitting
 
-__all__ = ["Results", "read_devices"]
+__all__ = ["DeviceResults", "read_devices"]
 
 SECTION = "devices"
 
@@ -39,19 +39,19 @@ OWN: dict[str, Any] = {"accuracy": accuracy, "fit": fit}
 T = TypeVar("T")
 
 
-def _of_all(experiments: Sequence[Results], say: Callable[[Results], Iterable[T]]) -> Iterator[T]:
+def _of_all(experiments: Sequence[DeviceResults], say: Callable[[DeviceResults], Iterable[T]]) -> Iterator[T]:
     for results in experiments:
         with _fitting(results):
             made = [*say(results)]
         yield from made
 
 
-def _own(results: Results, name: str) -> Any:
+def _own(results: DeviceResults, name: str) -> Any:
     module = OWN.get(results.report.own)
     return getattr(module, name)(results) if hasattr(module, name) else ()
 
 
-def figures(results: Results) -> Iterator[Drawn]:
+def figures(results: DeviceResults) -> Iterator[Drawn]:
     for declared in results.report.figures:
         title = f"{results.experiment}: {results.text(declared.title)}"
         if (drawn := DRAWN[type(declared)](declared, results, title)) is not None:
@@ -65,8 +65,8 @@ def experiments(data: FigureInput) -> Iterator[Drawn]:
     return _of_all(data.experiments, figures)
 
 
-def device_tables(experiments: Sequence[Results]) -> list[Table]:
-    def of_one(results: Results) -> Iterator[Table]:
+def device_tables(experiments: Sequence[DeviceResults]) -> list[Table]:
+    def of_one(results: DeviceResults) -> Iterator[Table]:
         for rows in results.report.tables:
             yield from declared_table(results, rows)
         yield from _own(results, "tables")
@@ -75,19 +75,19 @@ def device_tables(experiments: Sequence[Results]) -> list[Table]:
     return [replace(table, section=SECTION) for table in _of_all(experiments, of_one)]
 
 
-def device_answer_table(experiments: Sequence[Results]) -> Table | None:
+def device_answer_table(experiments: Sequence[DeviceResults]) -> Table | None:
     """The own table of the only experiment; None where it has none."""
     return (_own(experiments[0], "answer_table") or None) if len(experiments) == 1 else None
 
 
-def short_answer(results: Results) -> str:
+def short_answer(results: DeviceResults) -> str:
     text = str(_own(results, "short") or of_answer(results.report.answer, results))
     if not text or results.num_launches > 1 or results.report.own == "accuracy":
         return text
     return LEAD + (text[0].lower() if text[1].islower() else text[0]) + text[1:]
 
 
-def sentences(results: Results) -> Iterator[str]:
+def sentences(results: DeviceResults) -> Iterator[str]:
     report = results.report
     yield from of_findings(report.findings, results)
     yield from _own(results, "findings")
@@ -103,16 +103,16 @@ def sentences(results: Results) -> Iterator[str]:
     yield " ".join(filter(None, said))
 
 
-def device_sentences(experiments: Sequence[Results]) -> list[str]:
-    def of_one(results: Results) -> list[str]:
+def device_sentences(experiments: Sequence[DeviceResults]) -> list[str]:
+    def of_one(results: DeviceResults) -> list[str]:
         *others, answer = sentences(results)
         return [*_unfinished(results), answer, *others]
 
     return [*_of_all(experiments, of_one)]
 
 
-def device_headline(experiments: Sequence[Results]) -> str:
-    def of_one(results: Results) -> Iterator[str]:
+def device_headline(experiments: Sequence[DeviceResults]) -> str:
+    def of_one(results: DeviceResults) -> Iterator[str]:
         if headline := short_answer(results):
             to_decide = f" (repeats={FEWEST} to decide.)" if headline.startswith(LEAD) else ""
             said = [results.report.question, headline + to_decide, *_unfinished(results)]
@@ -122,12 +122,12 @@ def device_headline(experiments: Sequence[Results]) -> str:
     return " ".join(every) if len(every) == len(experiments) else ""
 
 
-def _fitting(results: Results) -> AbstractContextManager[None]:
+def _fitting(results: DeviceResults) -> AbstractContextManager[None]:
     where = f"{results.folder}: experiment {results.experiment!r}: points or facts of its cells"
     return fitting(where, "delete the runs of its cells, and `scaling run` measures them again")
 
 
-def _unfinished(results: Results) -> Iterator[str]:
+def _unfinished(results: DeviceResults) -> Iterator[str]:
     def count(cells: Sequence[DeviceResult]) -> str:
         return f"{sum(not cell.is_over for cell in cells)} of {len(cells)}"
 
@@ -141,7 +141,7 @@ def _unfinished(results: Results) -> Iterator[str]:
         )
 
 
-def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.DataFrame:
+def with_devices(table: pd.DataFrame, experiments: Sequence[DeviceResults]) -> pd.DataFrame:
     """The summary with what device cells have: columns of a step's time filled, and appended `experiment`,
     the points' variables, `<phase>_seconds` with `_low` and `_high` for phases besides the step, and the
     facts, where the summary has not such a column already."""

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from scaling.analysis.seed_decisions import Combination, bound
 from scaling.measure.statistics import CONFIDENCE
 from scaling.report.device.drawing import MARKERS, stacked
-from scaling.report.device.results import ON, DeviceResult, Results
+from scaling.report.device.results import ON, DeviceResult, DeviceResults
 from scaling.report.device.tables import scientific
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import DEVICE_COLOURS, GREY, add_tip
@@ -92,7 +92,7 @@ class AccuracyComparison:
         return [self.score_text(name), MISSING if less is None else f"{100 * less:+.2f}"]
 
 
-def comparisons(results: Results) -> list[AccuracyComparison]:
+def comparisons(results: DeviceResults) -> list[AccuracyComparison]:
     compared = []
     for cells in results.grouped(results.cells, "task", "device").values():
         ordered = chain(*results.grouped(cells, "precision", "implementation").values())
@@ -115,7 +115,7 @@ def name_of(cell: DeviceResult) -> str:
     return f"{cell.point['implementation']}, {cell.point['precision']}"
 
 
-def tables(results: Results) -> Iterator[Table]:
+def tables(results: DeviceResults) -> Iterator[Table]:
     compared = comparisons(results)
     rows = [
         [one.where, *reversed(name.split(", ")), *one.texts(name), scientific(cell.fact("logit_difference"))]
@@ -134,7 +134,7 @@ def tables(results: Results) -> Iterator[Table]:
         yield Table(title, STATISTIC, headings, rows, below, cells=ids)
 
 
-def _timed(results: Results) -> list[tuple[DeviceResult, float | None]]:
+def _timed(results: DeviceResults) -> list[tuple[DeviceResult, float | None]]:
     """In float32 at the middle batch, by device, with times over the fused one's."""
     every = [cell for cell in results.where({"precision": "float32"}) if cell.estimate() is not None]
     batches = sorted({cell.point["batch"] for cell in every if not cell.fact(SCORES, "y")})
@@ -144,7 +144,7 @@ def _timed(results: Results) -> list[tuple[DeviceResult, float | None]]:
     return [(cell, cell.median() / fused[cell.device] if cell.device in fused else None) for cell in ordered]
 
 
-def answer_table(results: Results) -> Table | None:
+def answer_table(results: DeviceResults) -> Table | None:
     texts = {(one.where, name): one.texts(name) for one in comparisons(results) for name in one.cells}
     timed = _timed(results)
     rows = []
@@ -163,7 +163,7 @@ def answer_table(results: Results) -> Table | None:
     return Table("Speed and accuracy in float32", statistic, headings, rows, bounds=bounds)
 
 
-def figures(results: Results) -> Iterator[Drawn]:
+def figures(results: DeviceResults) -> Iterator[Drawn]:
     if not (compared := comparisons(results)):
         return
     steps, width, batch = (results.parameters[name] for name in ("steps", "accuracy_width", "accuracy_batch"))
@@ -199,12 +199,12 @@ def _draw(axes: Axes, compared: AccuracyComparison) -> None:
     axes.set_xlim(low - missing, min(high + missing, most))
 
 
-def answer(results: Results) -> Iterator[str]:
+def answer(results: DeviceResults) -> Iterator[str]:
     if compared := comparisons(results):
         yield f"After {results.parameters['steps']} steps: {' '.join(map(_answer, compared))}"
 
 
-def short(results: Results) -> str:
+def short(results: DeviceResults) -> str:
     compared = comparisons(results)
     is_known = [one.noise is not None and len(one.cells) > 1 and REFERENCE in one.cells for one in compared]
     if not compared or not all(is_known):

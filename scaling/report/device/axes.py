@@ -16,7 +16,7 @@ from scaling.device_studies.declaration import Bars, Fastest, FastestRows, Lines
 from scaling.measure.statistics import Estimate
 from scaling.report.device.drawing import DRAWN
 from scaling.report.device.findings import sentences
-from scaling.report.device.results import SAMPLES, STEP, DeviceResult, Results, size_of
+from scaling.report.device.results import SAMPLES, STEP, DeviceResult, DeviceResults, size_of
 from scaling.report.device.tables import declared_table
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
@@ -49,7 +49,7 @@ class OverAxis(NamedTuple):
     values of the axis whose cells on as many workers have no time."""
 
     axis: str
-    results: Results
+    results: DeviceResults
     group: CellGroup | None
     untimed: list[Any]
 
@@ -111,7 +111,7 @@ def _differing(rows: Sequence[Row], axis: str) -> list[str]:
     return chosen
 
 
-def _results(axis: str, cells: Sequence[DeviceResult], group: CellGroup | None) -> Results:
+def _results(axis: str, cells: Sequence[DeviceResult], group: CellGroup | None) -> DeviceResults:
     of, names = words(axis), [*cells[0].point][1:]
     line, others = names[:1], tuple(names[1:])
     is_number = are_numbers(cell.value(axis) for cell in cells)
@@ -130,7 +130,7 @@ def _results(axis: str, cells: Sequence[DeviceResult], group: CellGroup | None) 
     last = sorted(cells, key=lambda cell: is_control_arm({"aggregator": cell.point.get("aggregator", "")}))
     order = {name: tuple(dict.fromkeys(cell.value(name) for cell in last)) for name in (axis, *by)}
     report = Report("", (axis,), (drawn,), (rows,), findings=(found,), order=order)
-    return Results(f"A step by {of}", axis, report, [*cells])
+    return DeviceResults(f"A step by {of}", axis, report, [*cells])
 
 
 def words(axis: str) -> str:

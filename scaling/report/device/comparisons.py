@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from scaling.analysis.decisions import TIE_RATIO, Difference, adjusted
 from scaling.measure.statistics import CONFIDENCE
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.results import DeviceResult, DeviceResults
 from scaling.report.formats import listed
 
 TIE = f"a tie within {TIE_RATIO:.0%}"
@@ -21,7 +21,7 @@ UNDECIDED = "undecided"
 LEAD = "Seen in one launch: "
 
 
-def finding(results: Results, before: str, clauses: Sequence[str], after: str = "") -> Iterator[str]:
+def finding(results: DeviceResults, before: str, clauses: Sequence[str], after: str = "") -> Iterator[str]:
     if clauses:
         seen = " (seen in one launch)" if results.num_launches == 1 else ""
         yield f"{before}{'; '.join(clauses)}{after}{seen}."

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from scaling.device_studies.declaration import Bars, Lines, Panels, Variant
-from scaling.report.device.results import DeviceResult, Results, fastest
+from scaling.report.device.results import DeviceResult, DeviceResults, fastest
 from scaling.report.figures.parts import (
     BLACK,
     DEVICE_COLOURS,
@@ -55,7 +55,7 @@ def looks_of(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     return made
 
 
-def lines_of(declared: Lines, results: Results) -> list[Variant]:
+def lines_of(declared: Lines, results: DeviceResults) -> list[Variant]:
     if isinstance(declared.lines, str):
         values = results.grouped(results.cells, declared.lines)
         return [Variant(results.label(value), {declared.lines: value}) for value in values]
@@ -63,7 +63,7 @@ def lines_of(declared: Lines, results: Results) -> list[Variant]:
 
 
 def points_of(
-    declared: Lines, results: Results, panel: Panels, cells: Iterable[DeviceResult]
+    declared: Lines, results: DeviceResults, panel: Panels, cells: Iterable[DeviceResult]
 ) -> tuple[Floats, Floats]:
     """x, and [3, points] of the values with their intervals' ends; NaN where there is none."""
     ordered = sorted(cells, key=lambda cell: cell.value(panel.x) or 0)
@@ -93,7 +93,7 @@ def points_of(
     return np.array(at, dtype=np.float64), values
 
 
-def draw_lines(declared: Lines, results: Results, title: str) -> Figure | None:
+def draw_lines(declared: Lines, results: DeviceResults, title: str) -> Figure | None:
     panels = [
         (results.text(panel.title, same[0]), panel, same)
         for panel in declared.panels
@@ -162,7 +162,7 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def draw_bars(declared: Bars, results: Results, title: str) -> Figure | None:
+def draw_bars(declared: Bars, results: DeviceResults, title: str) -> Figure | None:
     timed = [cell for cell in results.where(declared.where) if cell.estimate()]
     every = results.grouped(timed, *declared.by).values()
     groups = {results.text(declared.panel, cells[0]): cells for cells in every}
@@ -189,4 +189,4 @@ def draw_bars(declared: Bars, results: Results, title: str) -> Figure | None:
     return figure
 
 
-DRAWN: dict[type, Callable[[Any, Results, str], Figure | None]] = {Lines: draw_lines, Bars: draw_bars}
+DRAWN: dict[type, Callable[[Any, DeviceResults, str], Figure | None]] = {Lines: draw_lines, Bars: draw_bars}

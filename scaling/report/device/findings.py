@@ -34,12 +34,12 @@ from scaling.report.device.comparisons import (
     spread,
     times_of,
 )
-from scaling.report.device.results import STEP, DeviceResult, Results, fastest
+from scaling.report.device.results import STEP, DeviceResult, DeviceResults, fastest
 from scaling.report.formats import listed, number
 
 
 def ratios(
-    results: Results,
+    results: DeviceResults,
     cells: Iterable[DeviceResult],
     over: Where,
     of: Where,
@@ -54,7 +54,7 @@ def ratios(
     return found
 
 
-def crossings(declared: BreakEven, results: Results) -> dict[str, dict[Any, Crossing | None]]:
+def crossings(declared: BreakEven, results: DeviceResults) -> dict[str, dict[Any, Crossing | None]]:
     """Arm of the GPU, or "" for all threads -> value of `by`, or () -> from where on it takes less time."""
     firsts, than = [*(declared.first or results.gpu_arms)], declared.than
     if declared.threads:
@@ -74,7 +74,7 @@ def crossings(declared: BreakEven, results: Results) -> dict[str, dict[Any, Cros
     }
 
 
-def _break_even(declared: BreakEven, results: Results) -> Iterator[str]:
+def _break_even(declared: BreakEven, results: DeviceResults) -> Iterator[str]:
     cells = results.where(declared.where)
     if len(results.grouped(cells, declared.x)) < 2:
         return
@@ -92,7 +92,7 @@ def _break_even(declared: BreakEven, results: Results) -> Iterator[str]:
     yield from finding(results, results.text(declared.text, cell, **ends), clauses)
 
 
-def _short_break_even(declared: BreakEven, results: Results) -> str:
+def _short_break_even(declared: BreakEven, results: DeviceResults) -> str:
     clauses = []
     for name, each in crossings(declared, results).items():
         every = [found for found in each.values() if found and found.at < math.inf and found.is_decided]
@@ -115,7 +115,7 @@ def enough(declared: Enough, cells: Sequence[DeviceResult]) -> Reached | None:
     return need if all(cell.is_over for cell in cells if cell.value(declared.x) >= below) else None
 
 
-def needs(declared: Enough, results: Results) -> dict[Variant, dict[Any, Reached]]:
+def needs(declared: Enough, results: DeviceResults) -> dict[Variant, dict[Any, Reached]]:
     """Arm, or device where `x` are its threads -> value of `by` -> what is enough there."""
     devices = [device for device in DEVICES if results.where(device.where)]
     found: dict[Variant, dict[Any, Reached]] = {}
@@ -132,7 +132,7 @@ def needs(declared: Enough, results: Results) -> dict[Variant, dict[Any, Reached
     return found
 
 
-def _enough(declared: Enough, results: Results) -> Iterator[str]:
+def _enough(declared: Enough, results: DeviceResults) -> Iterator[str]:
     clauses, missing = [], []
     every_value = [*results.grouped(results.cells, declared.by)]
     ends = results.ends(declared.x)
@@ -153,7 +153,7 @@ def _enough(declared: Enough, results: Results) -> Iterator[str]:
     yield from finding(results, declared.ahead, each)
 
 
-def ahead(declared: Enough, results: Results) -> dict[Any, Difference]:
+def ahead(declared: Enough, results: DeviceResults) -> dict[Any, Difference]:
     """Value of `by` -> the least time of a sample on the CPU over the GPU's, where all arms are known."""
     known = needs(declared, results) if declared.ahead else {}
     found = {}
@@ -167,7 +167,7 @@ def ahead(declared: Enough, results: Results) -> dict[Any, Difference]:
     return found
 
 
-def _short_enough(declared: Enough, results: Results) -> str:
+def _short_enough(declared: Enough, results: DeviceResults) -> str:
     clauses, num_values, every = [], 0, needs(declared, results).items()
     for device in DEVICES:
         known = [found for arm, found in every if arm.where["device"] == device.where["device"]]
@@ -188,11 +188,11 @@ def _short_enough(declared: Enough, results: Results) -> str:
     return f"{declared.before}{' and '.join(clauses)}{counted}{longer}."
 
 
-def groups_of(declared: Fastest, results: Results, device: Variant) -> dict[Any, list[DeviceResult]]:
+def groups_of(declared: Fastest, results: DeviceResults, device: Variant) -> dict[Any, list[DeviceResult]]:
     return results.grouped(results.where(declared.where, results.where(device.where)), *declared.by)
 
 
-def _fastest(declared: Fastest, results: Results) -> Iterator[str]:
+def _fastest(declared: Fastest, results: DeviceResults) -> Iterator[str]:
     unmeasured = []
     for device in DEVICES:
         names: dict[str, list[str]] = {}
@@ -213,7 +213,7 @@ def _fastest(declared: Fastest, results: Results) -> Iterator[str]:
 
 
 def _other(
-    declared: Fastest, results: Results, best: Sequence[DeviceResult], cells: Sequence[DeviceResult]
+    declared: Fastest, results: DeviceResults, best: Sequence[DeviceResult], cells: Sequence[DeviceResult]
 ) -> tuple[str, Difference] | None:
     choices = results.grouped(results.where(declared.where), declared.choice)
     others = [cell for cell in cells if cell.estimate() and cell not in best]
@@ -222,7 +222,7 @@ def _other(
     return (results.label(others[0].value(declared.choice)), difference) if difference else None
 
 
-def _short_fastest(declared: Fastest, results: Results) -> str:
+def _short_fastest(declared: Fastest, results: DeviceResults) -> str:
     clauses = []
     for device in DEVICES:
         groups = [*groups_of(declared, results, device).values()]
@@ -241,7 +241,7 @@ def _short_fastest(declared: Fastest, results: Results) -> str:
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def _times(declared: Times, results: Results) -> Iterator[str]:
+def _times(declared: Times, results: DeviceResults) -> Iterator[str]:
     sides: list[tuple[str, Where]] = [
         (label.format(**more), {**of, **more})
         for label, of in declared.of.items()
@@ -262,7 +262,7 @@ def _times(declared: Times, results: Results) -> Iterator[str]:
 
 
 def _item(
-    declared: Times, results: Results, cells: list[DeviceResult], label: str, of: Where, phase: str
+    declared: Times, results: DeviceResults, cells: list[DeviceResult], label: str, of: Where, phase: str
 ) -> str:
     """`2.0 to 4.0 times by a loop over LSTMCell`; "" where nothing was measured."""
     wanted = [cell for cell in cells if not results.where(of, [cell]) or declared.only(cell)]
@@ -293,24 +293,24 @@ def _largest(declared: Times, cells: Iterable[DeviceResult]) -> str:
     return f"{max(errors):.1e}" if errors else "unknown"
 
 
-SAID: dict[type, Callable[[Any, Results], Iterator[str]]] = {
+SAID: dict[type, Callable[[Any, DeviceResults], Iterator[str]]] = {
     BreakEven: _break_even,
     Enough: _enough,
     Fastest: _fastest,
     Times: _times,
     Noted: lambda noted, results: map(partial(results.text, noted.text), filter(noted.only, results.cells)),
 }
-SHORT: dict[type, Callable[[Any, Results], str]] = {
+SHORT: dict[type, Callable[[Any, DeviceResults], str]] = {
     BreakEven: _short_break_even,
     Enough: _short_enough,
     Fastest: _short_fastest,
 }
 
 
-def sentences(declared: Sequence[Finding], results: Results) -> Iterator[str]:
+def sentences(declared: Sequence[Finding], results: DeviceResults) -> Iterator[str]:
     for one in declared:
         yield from SAID[type(one)](one, results)
 
 
-def short_answer(declared: Sequence[Finding], results: Results) -> str:
+def short_answer(declared: Sequence[Finding], results: DeviceResults) -> str:
     return " ".join(filter(None, (SHORT[type(one)](one, results) for one in declared if type(one) in SHORT)))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scaling.analysis.study_scatter import CellTimes, study_scatter
 from scaling.report.device.comparisons import finding, rounded
 from scaling.report.device.drawing import log_axes, looks_of
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.results import DeviceResult, DeviceResults
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import legend_below, new_figure
 from scaling.report.formats import listed, milliseconds, number
@@ -35,7 +35,7 @@ def verb(cell: DeviceResult) -> str:
     return next((said for phase, said in VERBS.items() if phase in cell.phases), "")
 
 
-def trainings(results: Results) -> dict[str, DeviceResult]:
+def trainings(results: DeviceResults) -> dict[str, DeviceResult]:
     return {
         arm.name: cell
         for arm in results.arms
@@ -63,7 +63,7 @@ CAPTION = (
 )
 
 
-def figures(results: Results) -> Iterator[Drawn]:
+def figures(results: DeviceResults) -> Iterator[Drawn]:
     every = trainings(results)
     with_fit = [name for name, cell in every.items() if cell.fact("fit", "grid")]
     if not with_fit:
@@ -96,7 +96,7 @@ def figures(results: Results) -> Iterator[Drawn]:
     yield Drawn(f"device-{results.slug}-fit", title, CAPTION, figure)
 
 
-def findings(results: Results) -> Iterator[str]:
+def findings(results: DeviceResults) -> Iterator[str]:
     trained = trainings(results)
     eager = {cell.device: cell for cell in trained.values() if cell.point["step"] == "eager"}
     for name, cell in trained.items():
@@ -145,7 +145,7 @@ def _paid(cell: DeviceResult, eager: DeviceResult) -> str:
     return f"it is paid for after {epochs} epochs{f' [{bounds[0]}, {bounds[1]}]' if bounds else ''}"
 
 
-def short(results: Results) -> str:
+def short(results: DeviceResults) -> str:
     every = trainings(results)
     shortest = [
         min(same, key=lambda name: total_s(every[name]))
@@ -169,7 +169,7 @@ def short(results: Results) -> str:
     return f"{verdict}a complete training takes {times}."
 
 
-def answer(results: Results) -> Iterator[str]:
+def answer(results: DeviceResults) -> Iterator[str]:
     whole = []
     for name, cell in trainings(results).items():
         made = f" ({number(made_s(cell))} s of it {verb(cell)})" if made_s(cell) else ""

@@ -188,7 +188,7 @@ NO_GPU = "devices: no GPU"  # how a study's note begins that says so (`scaling.s
 
 
 @dataclass(frozen=True)
-class Results:
+class DeviceResults:
     experiment: str
     slug: str
     report: Report
@@ -285,7 +285,7 @@ def report_of(experiment: str, cells: Sequence[DeviceResult]) -> Report:
     return declared or plain_report(cells)
 
 
-def read_devices(folder: ResultsFolder) -> list[Results]:
+def read_devices(folder: ResultsFolder) -> list[DeviceResults]:
     """In the order of their names. Raises StoreError: a record or sample is missing or damaged."""
     runs = [record for record in folder.runs() if record.cell.get("kind") == DEVICE]
     if not runs:
@@ -296,7 +296,7 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
     study, cores = folder.study(), num_cores(environment_of(folder))
     no_gpu = any(str(note).startswith(NO_GPU) for note in study.get("notes") or [])
     parts = [part for part in study.get("parts", []) if part.get("kind") == DEVICE]
-    read: list[Results] = []
+    read: list[DeviceResults] = []
     for (name, _), records in sorted(experiments.items(), key=lambda item: item[0]):
         cells = [_cell(folder, of_cell) for of_cell in by_key(records, lambda run: run.cell_id).values()]
         _add_scatters(cells)
@@ -305,7 +305,7 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
         asked = {one for part in parts if part["experiment"]["name"] == name for one in part["devices"]}
         missing = sorted(asked - {cell.device for cell in cells}) if no_gpu else []
         given = records[0].cell["parameters"], missing, cores, str(folder.path)
-        results = Results(name, slug, report_of(name, cells), cells, *given)
+        results = DeviceResults(name, slug, report_of(name, cells), cells, *given)
         ordered = results.grouped(cells, *cells[0].point, "device", "threads").values()
         read.append(replace(results, cells=[cell for group in ordered for cell in group]))
     return read

@@ -8,7 +8,7 @@ from scaling.analysis.cautions import LONG_STEPS
 from scaling.device_studies.declaration import DEVICES, FastestRows, Rows, Show
 from scaling.report.device.comparisons import crossing, crossing_text, least, least_text
 from scaling.report.device.findings import ratios
-from scaling.report.device.results import LEFT_OUT, DeviceResult, Results, fastest
+from scaling.report.device.results import LEFT_OUT, DeviceResult, DeviceResults, fastest
 from scaling.report.formats import (
     MISSING,
     half_width_percent,
@@ -28,7 +28,7 @@ def scientific(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1e}"
 
 
-def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
+def shown(results: DeviceResults, show: Show, cell: DeviceResult | None) -> str:
     if cell is None:
         return MISSING
     if show.kind in ("time", "seconds", "interval", "both"):
@@ -50,7 +50,7 @@ def shown(results: Results, show: Show, cell: DeviceResult | None) -> str:
 
 
 def table_by(
-    results: Results,
+    results: DeviceResults,
     title: str,
     by: Sequence[str],
     groups: Iterable[Cells],
@@ -78,7 +78,7 @@ def table_by(
     return Table(full_title, above, shown_headings, [row for row, _ in rows], remarks, cells=ids)
 
 
-def declared_table(results: Results, rows: Rows | FastestRows) -> Iterator[Table]:
+def declared_table(results: DeviceResults, rows: Rows | FastestRows) -> Iterator[Table]:
     if isinstance(rows, FastestRows):
         yield _fastest_table(results, rows)
         return
@@ -102,7 +102,7 @@ def declared_table(results: Results, rows: Rows | FastestRows) -> Iterator[Table
         yield table_by(results, title, rows.by, groups, headings, texts, remarks=below)
 
 
-def _fastest_table(results: Results, declared: FastestRows) -> Table:
+def _fastest_table(results: DeviceResults, declared: FastestRows) -> Table:
     first, *_ = results.grouped(results.cells, declared.lines) if declared.lines else [""]
     others = [name for name in declared.by if name != declared.lines]
 
@@ -127,7 +127,7 @@ def _fastest_table(results: Results, declared: FastestRows) -> Table:
     return without_empty_columns(table)
 
 
-def left_out_table(results: Results) -> Iterator[Table]:
+def left_out_table(results: DeviceResults) -> Iterator[Table]:
     def texts(cells: Cells) -> Iterator[str]:
         (cell,) = cells
         yield next((arm.name for arm in results.arms if results.where(arm.where, cells)), cell.device)
@@ -140,7 +140,7 @@ def left_out_table(results: Results) -> Iterator[Table]:
         yield table_by(results, title, results.report.named, without, headings, texts, what)
 
 
-def remarks(results: Results) -> list[str]:
+def remarks(results: DeviceResults) -> list[str]:
     lines = [*missing_remark(results)]
     loads = [float(load) for cell in results.cells if (load := cell.fact(LOAD)) is not None]
     if results.num_cores and loads and max(loads) > 1.3 * results.num_cores:  # more than the study's own
@@ -160,6 +160,6 @@ def remarks(results: Results) -> list[str]:
     return lines
 
 
-def missing_remark(results: Results) -> Iterator[str]:
+def missing_remark(results: DeviceResults) -> Iterator[str]:
     if "cuda" in results.missing:
         yield "This machine has no GPU that torch can use: the columns of the GPU are empty, or not there."

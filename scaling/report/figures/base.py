@@ -20,7 +20,7 @@ from scaling.report.text import title_parts
 
 if TYPE_CHECKING:  # they draw figures themselves
     from scaling.analysis.links import CellLinks
-    from scaling.report.device.results import Results
+    from scaling.report.device.results import DeviceResults
     from scaling.report.predictions import PredictedCell
 
 
@@ -32,7 +32,7 @@ class FigureInput:
     links: Mapping[str, Sequence[CellLinks]] = field(default_factory=dict)
     transfers: Sequence[TransferResult] = ()  # cells without a model that time copies and messages
     predicted: Sequence[PredictedCell] = ()  # cells that were predicted before they were measured
-    experiments: Sequence[Results] = ()  # device cells, an experiment each
+    experiments: Sequence[DeviceResults] = ()  # device cells, an experiment each
     best: Collection[str] = ()  # ids of the cells that the study's answers choose
     question: str = ""  # the study's
 

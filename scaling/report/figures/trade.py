@@ -87,7 +87,7 @@ others = figure(section="choices")(
 
 
 @dataclass(frozen=True)
-class Point:
+class TradePoint:
     """What is drawn: its name, tip, place, the ends of its bar (NaN: none), and what is to be small of y."""
 
     name: str
@@ -99,14 +99,16 @@ class Point:
     high: float = math.nan
 
 
-def trade_points(group: CellGroup, cells: Mapping[str, CellResult], against: str) -> list[Point]:
+def trade_points(group: CellGroup, cells: Mapping[str, CellResult], against: str) -> list[TradePoint]:
     """Accuracy over bytes or seconds: a point a combination of a group's largest world size that trained."""
     trained = [row for row in group.rows if row["repeats"] and row["final_test_accuracy"] is not None]
     largest = [row for row in trained if row["world_size"] == max(group.world_sizes)]
     return [_accuracy(group, rows, cells, against) for rows in by_key(largest, family_key).values()]
 
 
-def _accuracy(group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellResult], against: str) -> Point:
+def _accuracy(
+    group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellResult], against: str
+) -> TradePoint:
     accuracies = [float(row["final_test_accuracy"]) for row in rows]
     (merged,) = over_seeds(rows)
     (training, *_) = cells[rows[0]["cell_id"]].trainings
@@ -120,10 +122,10 @@ def _accuracy(group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellRes
     on = workers(rows[0]["world_size"], unit_of_workers(rows[0]))
     name = group.name(rows[0])
     tip = f"{name}, {on}: {percent(mean, 2)}{spread}, {number(cost)} {unit}"
-    return Point(name, tip, cost, mean, 1 - mean, low, high)
+    return TradePoint(name, tip, cost, mean, 1 - mean, low, high)
 
 
-def _draw_accuracies(title: str, points: Sequence[Point], label: str) -> Figure:
+def _draw_accuracies(title: str, points: Sequence[TradePoint], label: str) -> Figure:
     ends = [end for point in points for end in (point.y, point.low, point.high) if math.isfinite(end)]
     figure, axes = _plot(title, points, label)
     if NEARLY_ALL <= max(ends) < 1:
@@ -151,7 +153,7 @@ def _draw_times(title: str, candidates: Sequence[Candidate]) -> Figure:
         step_s = one.row["iteration_s"]
         time = 1e3 * step_s if by_step else 1e6 * step_s / one.row["global_batch"]
         tip = f"{one.name}: {number(one.value)} {unit_of(one.values())}, {number(time)} {unit}"
-        points.append(Point(one.parts[0], tip, one.value, time, time))
+        points.append(TradePoint(one.parts[0], tip, one.value, time, time))
     figure, axes = _plot(title, points, unit_of(candidates[0].values()))
     axes.set_ylim(min(one.y for one in points) / 1.25, max(one.y for one in points) * 1.25)
     plain_log(axes, lambda value: f"{value:g}")
@@ -167,7 +169,7 @@ def _draw_times(title: str, candidates: Sequence[Candidate]) -> Figure:
     return figure
 
 
-def _plot(title: str, points: Sequence[Point], label: str) -> tuple[Figure, Axes]:
+def _plot(title: str, points: Sequence[TradePoint], label: str) -> tuple[Figure, Axes]:
     (figure, axes), costs = one_plot(title, 3.2), [point.x for point in points]
     axes.set_xscale("log")
     span = max(costs) / min(costs)  # room for labels on the right, more where points are apart
@@ -179,7 +181,7 @@ def _plot(title: str, points: Sequence[Point], label: str) -> tuple[Figure, Axes
 
 
 def _draw_points(
-    axes: Axes, points: Sequence[Point], best: Sequence[Point], *, of_seeds: bool = False
+    axes: Axes, points: Sequence[TradePoint], best: Sequence[TradePoint], *, of_seeds: bool = False
 ) -> None:
     """Points with their names where there is room, else in their tips; the front is a stair."""
     axes.step([one.x for one in best], [one.y for one in best], where="post", color=BEST, linewidth=1.2)

@@ -58,23 +58,18 @@ class Kind(ABC, Generic[PartT, CellT]):
 
 
 OPERATIONS_PER_S = {"cpu": 2e10, "cuda": 3e13}  # of a CPU core and of a GPU, in float32
-
 TENSOR_CORES_RATIO = 8.0  # how many times as many a GPU does in 16 bits
 
 STEP_S = {"eager": 2e-3, "overlapped": 2e-3, "captured": 7e-4}
 TENSOR_S = {"eager": 8e-5, "overlapped": 8e-5, "captured": 2.5e-5}  # of a step; of a tensor in it
-
 BYTES_PER_S = {"eager": 6e10, "overlapped": 2e11, "captured": 2e11}  # between GPUs, some by the host
-
 THROUGH_HOST_BYTES_PER_S = 1.2e10  # of a gradient where workers share a GPU
 
 BETWEEN_PROCESSES_BYTES_PER_S = 1e9
 
 CELL_SET_UP_S = {"eager": 0.3, "overlapped": 0.4, "captured": 0.9}
 SET_UP_S_PER_ELEMENT = {"eager": 5e-9, "overlapped": 1.8e-8, "captured": 1.4e-8}  # building, checks
-
 CHECK_S_PER_ELEMENT = 6e-8  # where cells exchange: 7 to 8 s more for 10 cells of GPT-2 small on two H200
-
 COMPILE_S = 17.0  # of torch.compile: what 4 compiled cells of GPT-2 small took beyond others (1 to 32 s)
 
 

@@ -166,9 +166,7 @@ def _threads(point: Point, device: str, num_cores: int, gpu_threads: int) -> int
 
 
 START_UP_S = 8.0  # of a launch, until its first cell begins
-
 FIRST_CELL_S = 5.0  # what the first cell of a launch takes longer
-
 WARM_UP_RATIO = 1.1  # of the seconds of measuring, with the warm-up
 
 

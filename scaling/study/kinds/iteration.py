@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from scaling.study.workloads import ChosenWorkload
 
 USUAL_ITERATIONS = 100  # what reaching a precision goal is assumed to take
-
 FEWEST_LAUNCHES, FEWEST_PAIRS = 3, 4  # for offsets of cells in intervals (`scaling.analysis.study_scatter`)
-
 MOST_FURTHER_PAIRS = 1 / 3  # the part of a study's cells that pairs may add to those that it has anyhow
 
 DEFAULT_LOADER_WORKERS = 2

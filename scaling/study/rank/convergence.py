@@ -40,7 +40,6 @@ from scaling.workloads.base import Split
 from topologies.detect_host import this_start
 
 LARGEST_WRITING_SHARE = 0.1  # of the wall time, that checkpoints may take
-
 OF_EVERY_RANK = ("epoch", "train_s", "train_j", "bytes_sent")  # the rest is one on all
 
 

@@ -11,11 +11,8 @@ import torch
 from scaling.device_studies.base import Budget, LeftOutError, Point, create
 
 LEFT_OUT = "left_out"  # the fact that says why a point was not measured
-
 LOAD = "load_average"  # the fact with the host's processes that ran or waited to, in the minute before
-
 WRITE_EVERY = 500  # rows that are kept in memory
-
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in RuntimeErrors
 
 

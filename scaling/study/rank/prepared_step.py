@@ -175,7 +175,6 @@ def gradients_of(cell: Cell) -> GradientSettings:
 
 
 DIGEST_BYTES = 6  # a float64 holds whole numbers of so many bytes exactly
-
 VALUES = 2**14  # of a tensor that are compared: another seed or model shows in the first ones
 
 Described = dict[str, tuple[str, str]]  # a tensor's name -> shape and type, and digest

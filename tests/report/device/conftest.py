@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from scaling.report.device import Results, read_devices, sentences
+from scaling.report.device import DeviceResults, read_devices, sentences
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.draw import draw_figures
 from scaling.report.tables import SavedFigure
 from scaling.store import ResultsFolder, RunRecord
 
 
-def sentences_of(results: Results) -> list[str]:
+def sentences_of(results: DeviceResults) -> list[str]:
     """What an experiment's report says, in its own order: the answer last."""
     return [*sentences(results)]
 
 
-def write_figures(folder: ResultsFolder, experiments: Sequence[Results]) -> list[SavedFigure]:
+def write_figures(folder: ResultsFolder, experiments: Sequence[DeviceResults]) -> list[SavedFigure]:
     """The figures of experiments alone."""
     figures, failures = draw_figures(folder, FigureInput([], {}, experiments=experiments))
     assert not failures
@@ -76,7 +76,7 @@ class DeviceFolder:
             self.folder.finish_run(record, {})
         return cell_id
 
-    def results(self) -> Results:
+    def results(self) -> DeviceResults:
         """The one experiment, read back."""
         (found,) = read_devices(self.folder)
         return found
@@ -102,7 +102,7 @@ def small(of):
 def results_of(of):
     """The results of an experiment with those cells: `results_of("lstm-fused", cells, steps=5)`."""
 
-    def make(experiment: str, cells: Sequence[dict[str, Any]], **more: Any) -> Results:
+    def make(experiment: str, cells: Sequence[dict[str, Any]], **more: Any) -> DeviceResults:
         folder = of(experiment, **more)
         for cell in cells:
             folder.add(**cell)
