@@ -242,7 +242,7 @@ class TestPlaces:
 
 
 OWN = """
-from scaling.aggregators.schedule import Ring
+from scaling.aggregators.ring import Ring
 from torch import nn
 
 

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.native import AllReduce
-from scaling.aggregators.schedule import AnySchedule, Ring
+from scaling.aggregators.ring import Ring
+from scaling.aggregators.schedule import AnySchedule
 from scaling.aggregators.state import AggregatorState, are_same_on_ranks
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage

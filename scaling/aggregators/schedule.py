@@ -1,4 +1,4 @@
-"""Collectives as aggregators: ring, binomial tree, any by its name, or one of `scaling synthesize`.
+"""Any collective as an aggregator: by its name, or from a file of `scaling synthesize`.
 
 `Scheduled` is the base of all that run one of our schedules between ranks, in place on the flat gradient.
 Steps, messages and bytes are the schedule's (`scaling.collectives`). The sums of a step are part of its phase
@@ -13,7 +13,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -28,10 +28,8 @@ from scaling.collectives.exchange import RankExchange, Transport
 from scaling.collectives.execute_peer import sent_sizes
 from scaling.collectives.listing import schedule
 from scaling.collectives.owners import sharded_owners
-from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.schedule_file import is_file, read_schedule
-from scaling.collectives.tree import tree
 from scaling.errors import ScheduleError
 from scaling.process_group import Group
 
@@ -136,33 +134,6 @@ def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements:
     """The element ranges of the rank's chunks; neighbours are one range."""
     chunks = zip(owners, pairwise(schedule.bounds(num_elements)), strict=True)
     return joined(span for owner, span in chunks if owner == rank)
-
-
-@final
-@dataclass(frozen=True)
-class Ring(Scheduled):
-    """Ring all-reduce: each of n ranks sends 2(n-1) messages of 1/n of the gradient.
-
-    `directions`: 2 sends half of the buffer round the other way at the same time, in twice the messages:
-    faster where a transport gives each pair of ranks only so much, as sends through host memory do."""
-
-    name = "ring"
-
-    directions: Literal[1, 2] = 1
-
-    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        return ring(world_size, directions=self.directions)
-
-
-@final
-@dataclass(frozen=True)
-class Tree(Scheduled):
-    """Binomial-tree reduce to rank 0 and broadcast of the whole buffer: 2 ceil(log2 n) levels."""
-
-    name = "tree"
-
-    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
-        return tree(world_size)
 
 
 @final

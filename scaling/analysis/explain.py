@@ -21,7 +21,7 @@ from scaling.analysis.columns import SPEEDUP, Row, is_aa_replicate, pick
 from scaling.analysis.explain_view import Known, Values, View
 from scaling.analysis.findings import Finding
 from scaling.analysis.learning import REACHED
-from scaling.store.records import OUT_OF_MEMORY, failure_kind
+from scaling.store.failures import OUT_OF_MEMORY, failure_kind
 
 WIDE_INTERVAL = 0.05
 LARGE_FLOOR = 0.05

@@ -39,7 +39,7 @@ from scaling.process_group import Group, ThroughHostGroup, TorchGroup
 from scaling.process_group.over_torch import share_json
 from scaling.runtime.meeting import RankPlace, Waiting, Watched, here, require_here
 from scaling.store import ResultsFolder
-from scaling.store.records import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
+from scaling.store.failures import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
 
 T = TypeVar("T")
 

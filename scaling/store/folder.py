@@ -21,6 +21,7 @@ from scaling.files.texts import is_clean
 from scaling.store import archiving, contents
 from scaling.store.archive import RUNS, Archive, is_archived, opened
 from scaling.store.code_changes import CODE_CHANGES
+from scaling.store.failures import FAILURE_KIND
 from scaling.store.files import (
     as_json,
     inside,
@@ -37,7 +38,6 @@ from scaling.store.files import (
 )
 from scaling.store.locks import is_held, locked
 from scaling.store.records import (
-    FAILURE_KIND,
     MAX_DEATHS,
     SCHEMA_VERSION,
     RunRecord,

@@ -11,7 +11,7 @@ from scaling.aggregators.base import Aggregator
 from scaling.aggregators.native import NoExchange
 from scaling.aggregators.one_bit import OneBit
 from scaling.aggregators.registry import BUILT_IN, REGISTRY, create
-from scaling.aggregators.schedule import Ring
+from scaling.aggregators.ring import Ring
 from scaling.errors import StudyError
 
 
@@ -155,7 +155,7 @@ class TestOtherPackages:
     @pytest.mark.usefixtures("named_by_a_study")
     def test_module_and_class_can_be_named_all_the_same(self, offer):
         offer(ring=own("Halved"))
-        assert create("scaling.aggregators.schedule:Ring") == Ring()
+        assert create("scaling.aggregators.ring:Ring") == Ring()
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class TestNames:
     def test_that_of_a_built_in_is_refused_unless_it_is_that_one(self):
         with pytest.raises(StudyError, match=r"has the name 'ring' of another one, .*schedule:Ring"):
             create(own("OtherRing"))
-        assert create("scaling.aggregators.schedule:Ring") == Ring()
+        assert create("scaling.aggregators.ring:Ring") == Ring()
 
     @pytest.mark.parametrize(("attribute", "name"), [
         ("Nameless", None), *(("Halved", name) for name in ("", 7, None)),

@@ -18,7 +18,8 @@ from scaling.report.text import warning_text, warnings_of
 from scaling.store import CODE_CHANGES, SCHEMA_VERSION, ResultsFolder, RunRecord, changes_since
 from scaling.store import code_changes as module
 from scaling.store.code_changes import CodeChange
-from scaling.store.records import failure_kind, record_from
+from scaling.store.failures import failure_kind
+from scaling.store.records import record_from
 from scaling.store.upgrades import _BACK_FROM_HOST, RENAMED_KEYS
 from tests.made import cell_of
 from tests.read_imports import Module, planted, read_modules

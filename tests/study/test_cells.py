@@ -198,7 +198,7 @@ class Second(NoExchange):
 
 @pytest.mark.usefixtures("named_by_a_study")
 @pytest.mark.parametrize(
-    "names", [[f"{__name__}:First", f"{__name__}:Second"], ["ring", "scaling.aggregators.schedule:Ring"]]
+    "names", [[f"{__name__}:First", f"{__name__}:Second"], ["ring", "scaling.aggregators.ring:Ring"]]
 )
 def test_two_aggregators_with_one_label_are_refused_also_across_parts(names):
     assert "have the same label" in problem(aggregators=names)

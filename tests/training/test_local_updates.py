@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scaling.aggregators.registry import create
-from scaling.aggregators.schedule import Ring
+from scaling.aggregators.ring import Ring
 from scaling.errors import CheckpointError, ExchangeError
 from scaling.measure.clock import MonotonicClock
 from scaling.process_group import run_in_process

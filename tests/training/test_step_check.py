@@ -14,10 +14,11 @@ from scaling.aggregators.one_bit import OneBit
 from scaling.aggregators.one_bit_flat import OneBitFlatCodec
 from scaling.aggregators.qsgd import Qsgd
 from scaling.aggregators.registry import BUILT_IN, create
-from scaling.aggregators.schedule import Ring, Tree
+from scaling.aggregators.ring import Ring
 from scaling.aggregators.sign import EfSign, MeanSignCodec, Sign
 from scaling.aggregators.sixteen_bit import Bf16, Fp16
 from scaling.aggregators.top_k import TopK
+from scaling.aggregators.tree import Tree
 from scaling.errors import ExchangeError
 from scaling.process_group import run_in_process
 from scaling.training import exchange_check, step_check, update

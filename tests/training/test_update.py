@@ -10,7 +10,8 @@ import torch
 from scaling.aggregators.base import HOST_SITES
 from scaling.aggregators.host import HostSerial
 from scaling.aggregators.presets.torch7 import TorchCpu
-from scaling.aggregators.schedule import Ring, Scheduled
+from scaling.aggregators.ring import Ring
+from scaling.aggregators.schedule import Scheduled
 from scaling.collectives.owners import sharded_owners, star
 from scaling.collectives.ring import ring
 from scaling.collectives.tree import tree

@@ -24,7 +24,7 @@ from scaling.measure import power
 from scaling.measure.clock import clock_for
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import failure_kind
-from scaling.store.records import DEVICE_LOST, OUT_OF_MEMORY
+from scaling.store.failures import DEVICE_LOST, OUT_OF_MEMORY
 from scaling.store.run_samples import CheckpointFiles
 from scaling.study.cell import Cell
 from scaling.study.rank.context import RankSummary, RunContext

@@ -23,7 +23,7 @@ from scaling.process_group import TorchGroup
 from scaling.runtime import LaunchLibraries
 from scaling.runtime.workers import RECORDING, CellOutcome, Workers, failure_kind
 from scaling.store import ResultsFolder, RunRecord
-from scaling.store.records import DISK_FULL, OUT_OF_MEMORY
+from scaling.store.failures import DISK_FULL, OUT_OF_MEMORY
 from scaling.store.run_samples import Appender, CheckpointFiles
 from scaling.study.cell import AnyCell, Cell
 from scaling.study.kinds import KINDS
