@@ -56,7 +56,7 @@ class CellOutcome:
     reason: str | None  # why it failed, from the rank that failed first; None if every rank finished
     can_go_on: bool  # every rank has left the cell, and none has lost its device
     summaries: list[Any]  # what each finished rank has to say, by rank
-    failure_kind: str | None = None  # of the same failure (`scaling.store.records`)
+    failure_kind: str | None = None  # of the same failure (`scaling.store.failures`)
 
 
 class Workers:
@@ -261,7 +261,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def failure_kind(error: Exception, device: torch.device) -> str:
-    """As it is recorded of the run (`scaling.store.records`)."""
+    """As it is recorded of the run (`scaling.store.failures`)."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OUT_OF_MEMORY
     if isinstance(error, DiskFullError):

@@ -221,33 +221,48 @@ def _outcome(
     is_checked: bool,
 ) -> CellOutcome:
     """Runs the cell; what came of it on all ranks, which have left its group if it failed on one."""
-    runner.seconds = {}  # not those of the cell before, if this one cannot even begin
-    settings, rank, device = launch.settings, workers.info.rank, torch.device(launch.settings.device)
-    failure, kind, summary = None, None, None
-    try:
-        group = workers.group(
-            device,
-            peer_access=settings.peer_access is not False,
-            through_host=settings.workers_per_gpu is not None,
-        )
-        write = folder.sample_writer(cell.id, launch.repeat, rank, cell.kind)
-        saved = folder.checkpoints(cell.id, launch.repeat, rank)
-        summary = asdict(runner.run(cell, group, write, saved, is_checked=is_checked))
-    except Exception as error:  # noqa: BLE001 (of the cell, which fails by it)
-        with suppress(OSError):  # the log may be on a full disk
-            traceback.print_exc()
-        kind = failure_kind(error, device)
-        name = "out of memory" if kind == OUT_OF_MEMORY else type(error).__name__
-        failure = f"rank {rank}: {name}: {(str(error).splitlines() or [''])[0]}"
+    failure, kind, summary = _attempt(workers, runner, folder, launch, cell, is_checked=is_checked)
     runner.heartbeat.phase("the end")
     key = f"{launch.repeat}/{cell.id}"
     failure_order = workers.first_failure(key) if failure else 0
     if failure:
         workers.leave_group()
-    outcome = workers.outcome(key, failure, summary, failure_order=failure_order, failure_kind=kind)
+    values = summary and asdict(summary)
+    outcome = workers.outcome(key, failure, values, failure_order=failure_order, failure_kind=kind)
     if outcome.reason and not failure:
         workers.leave_group()
     return outcome
+
+
+def _attempt(
+    workers: Workers,
+    runner: CellRunner,
+    folder: ResultsFolder,
+    launch: Launch,
+    cell: AnyCell,
+    *,
+    is_checked: bool,
+) -> tuple[str | None, str | None, RankSummary | None]:
+    """Runs the cell on this rank: (reason of failure, its kind, None) or (None, None, summary). Ended when the
+    rank leaves the group: a name that held it would keep other ranks waiting in it."""
+    runner.seconds = {}  # not those of the cell before, if this one cannot even begin
+    try:
+        peer_access = launch.settings.peer_access is not False
+        group = workers.group(
+            torch.device(launch.settings.device),
+            peer_access=peer_access,
+            through_host=launch.settings.workers_per_gpu is not None,
+        )
+        write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank, cell.kind)
+        saved = folder.checkpoints(cell.id, launch.repeat, workers.info.rank)
+        return None, None, runner.run(cell, group, write, saved, is_checked=is_checked)
+    except Exception as error:  # noqa: BLE001 (of the cell, which fails by it)
+        with suppress(OSError):  # the log may be on a full disk
+            traceback.print_exc()
+        kind = failure_kind(error, torch.device(launch.settings.device))
+        name = "out of memory" if kind == OUT_OF_MEMORY else type(error).__name__
+        first_line = (str(error).splitlines() or [""])[0]
+        return f"rank {workers.info.rank}: {name}: {first_line}", kind, None
 
 
 def _record(
