@@ -243,8 +243,8 @@ def _attempt(
     *,
     is_checked: bool,
 ) -> tuple[str | None, str | None, RankSummary | None]:
-    """Runs the cell on this rank: (reason of failure, its kind, None) or (None, None, summary). Ended when the
-    rank leaves the group: a name that held it would keep other ranks waiting in it."""
+    """Runs the cell on this rank: (reason of failure, its kind, None) or (None, None, summary). Over when the
+    rank leaves the group, since a name that holds it would keep other ranks waiting in it."""
     runner.seconds = {}  # not those of the cell before, if this one cannot even begin
     try:
         peer_access = launch.settings.peer_access is not False
