@@ -7,7 +7,9 @@ from scaling.registry import Registry
 
 _CLASSES = {
     "native": "none:NoExchange no_op:NoOp all_reduce:AllReduce",
-    "schedule": "ring:Ring tree:Tree schedule:AnySchedule",
+    "ring": "ring:Ring",
+    "tree": "tree:Tree",
+    "schedule": "schedule:AnySchedule",
     "sharded": "zero1:Zero1 zero2:Zero2 zero_redundancy_optimizer:ZeroRedundancy fsdp2:Fsdp2 hsdp:Hsdp",
     "host": "host_serial:HostSerial host_parallel:HostParallel",
     "one_bit": "one_bit:OneBit",

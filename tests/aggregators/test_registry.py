@@ -175,7 +175,7 @@ class Nameless(Aggregator):
 @pytest.mark.usefixtures("named_by_a_study")
 class TestNames:
     def test_that_of_a_built_in_is_refused_unless_it_is_that_one(self):
-        with pytest.raises(StudyError, match=r"has the name 'ring' of another one, .*schedule:Ring"):
+        with pytest.raises(StudyError, match=r"has the name 'ring' of another one, .*ring:Ring"):
             create(own("OtherRing"))
         assert create("scaling.aggregators.ring:Ring") == Ring()
 
