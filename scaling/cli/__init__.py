@@ -168,6 +168,8 @@ def main() -> None:
         note("error: there is no memory left; free some, or raise the limit (`ulimit -v`, or the job's)")
         sys.exit(2)
     except (ImportError, OSError) as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # in the start of a library's C code
+            sys.exit(130)
         if (reason := installed_by(error) or _not_done(error)) is None:
             raise
         note(f"error: {clean(reason)}")

@@ -132,6 +132,17 @@ def test_list_gives_json_with_whole_names(call):
         assert call("list", kind)[0] == 0
 
 
+def test_ctrl_c_while_a_library_starts_is_no_broken_library(monkeypatch):
+    def interrupted(_):
+        raise ImportError("initialization failed", name="matplotlib") from KeyboardInterrupt()
+
+    monkeypatch.setattr(scaling.cli, "app", interrupted)
+    monkeypatch.setattr(sys, "argv", ["scaling"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+
+
 @pytest.mark.parametrize("words", ["--help", "run --help", "list studies", "topology show dual-k80"])
 def test_help_and_lists_of_studies_and_machines_do_not_import_torch(words):
     program = (
