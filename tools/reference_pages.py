@@ -1,7 +1,7 @@
-"""Makes docs/reference/{study-keys,columns,commands}.md from the code: `make reference`.
+"""Makes docs/reference/{study-keys,columns,commands,arms}.md and studies/study.schema.json: `make reference`.
 
-python tools/reference_pages.py            # writes the pages
-python tools/reference_pages.py --check    # exit code 1 if a page is stale
+python tools/reference_pages.py            # writes the files
+python tools/reference_pages.py --check    # exit code 1 if one is stale
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,8 +26,10 @@ from scaling.axes import Question
 from scaling.cli import app
 from scaling.study.kinds import KINDS
 from scaling.study.parts import Alternatives, AnyPart, Part, Recipe, Strict, Training, TrainingPart, Workload
+from scaling.study.schema import editor_schema
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+SCHEMA = FOLDER.parents[1] / "scaling/study/studies/study.schema.json"
 GENERATED = "<!-- Made by `make reference`; do not edit. -->\n\n"
 UNITS = {"_s": "s", "_bytes": "bytes", "_per_rank": "bytes", "_per_sample": "J", "joules_to_target": "J"}
 NO_UNIT = (
@@ -135,8 +138,9 @@ def study_keys() -> str:
     sections = [
         "# Keys of a study file\n",
         "A key takes one value or, where the table says so, a list: each value is measured. Unknown keys are "
-        "errors. For an editor: `scaling list schema > study.schema.json`, and as the file's first line "
-        "`# yaml-language-server: $schema=study.schema.json`.\n",
+        "errors. An editor with the YAML language server completes and checks a file that begins with "
+        "`# yaml-language-server: $schema=study.schema.json`: the shipped studies do, and it is beside them; "
+        "`scaling list schema > study.schema.json` puts it beside your own.\n",
         f"## Every study\n\n{named}",
         f"## Every part\n\n{keys(AnyPart)}",
         f"## Parts with several workers\n\nOf all kinds but `device`.\n\n{keys(Part, AnyPart)}",
@@ -237,14 +241,19 @@ def pages() -> dict[str, str]:
     return {name: GENERATED + text.rstrip() + "\n" for name, text in made.items()}
 
 
+def schema_text() -> str:
+    """The schema that the shipped studies name, in one line."""
+    return json.dumps(editor_schema(), separators=(",", ":")) + "\n"
+
+
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description="docs/reference from the code")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is stale")
+    parser = argparse.ArgumentParser(description="docs/reference and the schema of studies from the code")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if one is stale")
     check = parser.parse_args().check
     is_stale = False
-    for name, text in pages().items():
-        path = FOLDER / name
+    files = {FOLDER / name: text for name, text in pages().items()} | {SCHEMA: schema_text()}
+    for path, text in files.items():
         is_stale |= not path.exists() or path.read_text(encoding="utf-8") != text
         if not check:
             path.write_text(text, encoding="utf-8")

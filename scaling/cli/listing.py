@@ -16,11 +16,11 @@ from scaling.files.texts import folded
 
 
 def studies() -> list[dict[str, Any]]:
-    """The shipped studies; the description is the comment that each begins with."""
+    """The shipped studies; the description is the comment of each below the line for editors."""
     from scaling.study.overrides import shipped_studies
 
     comments = {
-        name: takewhile(lambda line: line.startswith("#"), text.splitlines())
+        name: takewhile(lambda line: line.startswith("#"), text.splitlines()[1:])
         for name, text in shipped_studies().items()
     }
     return [

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib import resources
 from typing import Any
 
 import jsonschema
@@ -201,6 +202,14 @@ def test_editors_get_a_schema_and_it_is_printed(call):
     jsonschema.Draft202012Validator.check_schema(editor_schema())
     code, out, _ = call("list", "schema")
     assert (code, json.loads(out)) == (0, editor_schema())
+
+
+def test_shipped_studies_name_the_schema_that_is_installed_beside_them():
+    folder = resources.files("scaling.study") / "studies"
+    (line,) = {text.partition("\n")[0] for text in shipped_studies().values()}
+    before, _, name = line.partition("=")
+    assert before == "# yaml-language-server: $schema"
+    assert json.loads((folder / name).read_text(encoding="utf-8")) == editor_schema()
 
 
 @pytest.mark.parametrize("text", [

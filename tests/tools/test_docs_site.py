@@ -81,7 +81,9 @@ REFERENCE = ROOT / "docs" / "reference"
 
 
 def test_committed_pages_are_those_of_the_code_and_have_every_column_and_command():
-    for name, text in loaded(ROOT / "tools" / "reference_pages.py").pages().items():
+    tool = loaded(ROOT / "tools" / "reference_pages.py")
+    assert tool.SCHEMA.read_text() == tool.schema_text(), "the schema is stale; run `make reference`"
+    for name, text in tool.pages().items():
         assert (REFERENCE / name).read_text() == text, f"docs/reference/{name} is stale; run `make reference`"
     lines = (REFERENCE / "columns.md").read_text().splitlines()
     assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(columns())
