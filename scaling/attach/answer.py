@@ -10,17 +10,7 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.findings import Finding
-from scaling.attach.facts import batch_making, horizon, rare, saved_by_cached_input, settings
-from scaling.attach.findings import (
-    LEAST,
-    MOSTLY_INPUT,
-    best_buckets,
-    bucket_runs,
-    findings,
-    idle_ratio,
-    long_steps_finding,
-    other_steps,
-)
+from scaling.attach import facts, findings
 from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS, Arm
 from scaling.attach.marks import USUAL
 from scaling.attach.measured import Measured, Saved
@@ -36,9 +26,8 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
     """A few lines: where the time goes, what would change it, and what to try next."""
     if "baseline" not in measured.steps_s:
         return [text_of(_missing(measured, "", "baseline"))]
-    lines = [*first_lines(measured), *map(text_of, _single_runs(measured, traced))]
-    lines += map(text_of, _few_steps(measured))
-    gains = findings(measured, traced)
+    lines = [*first_lines(measured), *map(text_of, [*_single_runs(measured, traced), *_few_steps(measured)])]
+    gains = findings.findings(measured, traced)
     following = text_of(gains[0], "advice") if gains else _otherwise(measured)
     return [line for line in [*lines, f"Next: {following}"] if line]
 
@@ -58,18 +47,16 @@ def _missing(measured: Measured, what: str, arm: str) -> Finding:
 
 def _otherwise(measured: Measured) -> str:
     if _long_steps_seen(measured):
-        return text_of(long_steps_finding(measured), "advice")
+        return text_of(findings.long_steps_finding(measured), "advice")
     both = measured.steps_s["baseline"].keys() & measured.steps_s.get("aa", {}).keys()
     once, spread, first = measured.saved("threads"), measured.spread_ratio, measured.ranks[0]
     # Ranks share cores, and a run with threads that fit was not slower.
     fits = once is not None and spread is not None and once.ratio >= -spread
-    return text_of(
-        _said(
-            "otherwise", is_few=len(both) < 2, hidden=spread if (spread or 0.0) >= LEAST else None,
-            threads=first["threads"], cores=first["cores"], has_loader=measured.has_loader,
-            fitted=measured.facts["threads"][0]["threads"] if fits else None,
-        )
-    )  # fmt: skip
+    return text_of(_said(
+        "otherwise", is_few=len(both) < 2, hidden=spread if (spread or 0.0) >= findings.LEAST else None,
+        threads=first["threads"], cores=first["cores"], has_loader=measured.has_loader,
+        fitted=measured.facts["threads"][0]["threads"] if fits else None,
+    ))  # fmt: skip
 
 
 def _differences(measured: Measured) -> Iterator[Finding]:
@@ -104,15 +91,10 @@ def _gains(measured: Measured) -> Iterator[tuple[Arm, str, Saved]]:
 
 
 def _where(measured: Measured) -> Finding:
-    by_rank, has_arm = shares(measured), "no_exchange" in measured.steps_s
-    if not by_rank and has_arm and measured.changed("no_exchange"):
-        return _said("other_step", what="Where it goes")
-    if not by_rank and varies(measured, "no_exchange"):
-        return _said("uneven_steps", what="Where it goes")
-    if not by_rank:
-        return _missing(measured, "Where it goes", measured.phase_source if has_arm else "no_exchange")
-    parts = []
-    for seconds in by_rank:
+    what, parts = "Where it goes", []
+    if why := _why_no_ranks(measured, what, "no_exchange"):
+        return why
+    for seconds in shares(measured):
         total_s = sum(seconds.values())
         words = [
             (word, seconds[name] / total_s)
@@ -120,16 +102,20 @@ def _where(measured: Measured) -> Finding:
             if name in USUAL or seconds.get(name, 0.0) >= LEAST_SAID * total_s
         ]
         parts.append([*words, ("rest", seconds["rest"] / total_s)])
-    return _said("where", ranks=parts)
+    return _said("where", ranks=parts) if parts else _missing(measured, what, measured.phase_source)
+
+
+def _why_no_ranks(measured: Measured, what: str, arm: str) -> Finding | None:
+    if "no_exchange" not in measured.steps_s:
+        return _missing(measured, what, "no_exchange")
+    if measured.changed("no_exchange"):
+        return _said("other_step", what=what)
+    return _said("uneven_steps", what=what) if varies(measured, arm) else None
 
 
 def _slow(measured: Measured) -> Finding:
-    if "no_exchange" not in measured.steps_s:
-        return _missing(measured, "Slow rank", "no_exchange")
-    if measured.changed("no_exchange"):
-        return _said("other_step", what="Slow rank")
-    if varies(measured, measured.own_arm):
-        return _said("uneven_steps", what="Slow rank")
+    if why := _why_no_ranks(measured, "Slow rank", measured.own_arm):
+        return why
     is_compared = measured.spread_ratio is not None and len(measured.own_s[measured.own_arm]) > 1
     are_bound = measured.alone[0].get("exchanges_used")
     return _said("slow", are_bound=are_bound, is_compared=is_compared, slow=slow_rank(measured))
@@ -145,7 +131,7 @@ def _turns(measured: Measured) -> float | None:
 
 
 def _input(measured: Measured) -> Finding:
-    saved, made = saved_by_cached_input(measured), batch_making(measured)
+    saved, made = facts.saved_by_cached_input(measured), facts.batch_making(measured)
     if saved is None and "cached_input" not in measured.steps_s:
         return _missing(measured, "With cached input", "cached_input")
     workers = [rank.get("loader_workers", 0) for rank in measured.alone]
@@ -162,19 +148,19 @@ def _single_runs(measured: Measured, traced: Traced | None) -> Iterator[Finding]
     if traced is not None:
         yield _said(
             "trace", **asdict(traced), waiting_s=traced.nccl_s - traced.moving_s,
-            slowed=traced.step_s / measured.usual_s - 1, idle=idle_ratio(measured, traced),
+            slowed=traced.step_s / measured.usual_s - 1, idle=findings.idle_ratio(measured, traced),
         )  # fmt: skip
     elif "trace" in measured.reasons and measured.device == "cuda":
         yield _missing(measured, "Trace", "trace")
 
 
 def _buckets(measured: Measured) -> Iterator[Finding]:
-    runs, arm = bucket_runs(measured), next((arm for arm in BUCKETS if arm in measured.reasons), None)
-    if runs:
+    arm = next((arm for arm in BUCKETS if arm in measured.reasons), None)
+    if runs := findings.bucket_runs(measured):
         yield _said(
             "buckets", count=len(measured.ranks[0].get("bucket_bytes") or []),
             runs=[(name.partition("_")[2], -saved.ratio) for name, saved in runs],
-            has_best=best_buckets(measured) is not None,
+            has_best=findings.best_buckets(measured) is not None,
             is_once=not any(saved.is_compared for _, saved in runs),
         )  # fmt: skip
     elif arm is not None:
@@ -195,17 +181,17 @@ def _efficiency(measured: Measured) -> Finding:
     work = max(alone, 1) / max(usual, 1) * (single / several if is_seen else 1.0)
     step_s = measured.rate_s("clock" if "clock" in measured.steps_s else "baseline")
     ratio = measured.rate_s("one_worker") / (work * step_s)
-    may_be_larger = not is_seen and alone == usual
+    is_larger = ratio > 1 + max(measured.spread_ratio or 0.0, findings.LEAST)
     return _said(
         "efficiency", ratio=ratio, work=work, world_size=world_size, alone=alone, usual=usual,
-        is_larger=may_be_larger and ratio > 1 + max(measured.spread_ratio or 0.0, LEAST), is_seen=is_seen,
+        is_larger=not is_seen and alone == usual and is_larger, is_seen=is_seen,
         is_strong=abs(work / world_size - 1) < SAME_WORK, is_other=abs(work - 1) > SAME_WORK,
     )  # fmt: skip
 
 
 def _few_steps(measured: Measured) -> Iterator[Finding]:
-    often = [one for one in rare(measured) if one.ratio >= LEAST_SAID]
-    least, ratio, what = other_steps(measured)
+    often = [one for one in facts.rare(measured) if one.ratio >= LEAST_SAID]
+    least, ratio, what = findings.other_steps(measured)
     is_more = measured.spread_ratio is not None and least > max(measured.spread_ratio, 0.02)
     if often:
         yield _said("rare", often=often, is_more=is_more)
@@ -213,9 +199,10 @@ def _few_steps(measured: Measured) -> Iterator[Finding]:
         yield _said("other_steps", ratio=ratio, what=what)
     if _long_steps_seen(measured):
         _, usual, in_input = measured.long_steps_found()
-        yield _said("long_steps", **asdict(usual), in_input=in_input if in_input > MOSTLY_INPUT else None)
-    yield _said("facts", **settings(measured))
-    yield _said("horizon", **horizon(measured))
+        is_mostly = in_input > findings.MOSTLY_INPUT
+        yield _said("long_steps", **asdict(usual), in_input=in_input if is_mostly else None)
+    yield _said("facts", **facts.settings(measured))
+    yield _said("horizon", **facts.horizon(measured))
     some = [(arm, why) for arm, why in measured.reasons.items() if arm in measured.steps_s]
     if some:
         yield _said("left_out", runs=some)

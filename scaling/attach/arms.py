@@ -86,24 +86,19 @@ def _no_input(_: Arm, measured: Measured) -> str | None:
 
 
 RULES: dict[str, tuple[str, Callable[[Arm, Measured], str | bool | None]]] = {
+    # What a row names: when an arm is not run, and whether it is so; its reason where that is another one.
     "no_gpu": ("there is no GPU", lambda _, measured: measured.device != "cuda"),
     "no_gain": ("a step without any exchange is hardly shorter", lambda _, of: _hardly_shorter(of, WORTH)),
-    "no_own_hook": (
-        "the script has no communication hook of its own", lambda _, of: not of.ranks[0].get("script_hook"),
-    ),
-    "is_without": (
-        "none of it is on", lambda arm, of: not of.ranks[0].get(arm.without) and f"no {arm.without} is on",
-    ),
+    "no_own_hook": ("the script has no communication hook of its own",
+                    lambda _, measured: not measured.ranks[0].get("script_hook")),
+    "is_without": ("none of it is on",
+                   lambda arm, of: not of.ranks[0].get(arm.without) and f"no {arm.without} is on"),
     "is_apart": ("arms are not switched", lambda _, measured: measured.apart is not None),
     "threads_fit": ("threads have cores of their own", _threads_fit),
-    "no_collectives": (
-        "there are none, or leaving them out would leave results without a value", _no_collectives,
-    ),
-    "one_bucket": (
-        "all gradients are in one bucket, or a step without any exchange is hardly shorter", _one_bucket,
-    ),
-    "no_input": (
-        "no batch is seen, or drawing one takes nothing and nothing makes the next one meanwhile", _no_input,
-    ),
+    "no_collectives": ("there are none, or leaving them out would leave results without a value",
+                       _no_collectives),
+    "one_bucket": ("all gradients are in one bucket, or a step without any exchange is hardly shorter",
+                   _one_bucket),
+    "no_input": ("no batch is seen, or drawing one takes nothing and nothing makes the next one meanwhile",
+                 _no_input),
 }  # fmt: skip
-"""What a row names: when an arm is not run, and whether it is so; its reason where that is another one."""

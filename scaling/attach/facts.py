@@ -30,20 +30,18 @@ def rare(measured: Measured) -> list[Rare]:
     ranks = measured.ranks
     found = []
     for kind in RARE:
-        took = [_spans(rank, kind) for rank in ranks]
-        if not any(took):
+        took = [_steps_with(rank, kind) for rank in ranks]
+        doing = tuple(at for at, steps in enumerate(took) if steps)
+        if not doing:
             continue
-        most = max(range(len(took)), key=lambda at: sum(took[at]))
-        marks = _marks(ranks[most])
-        wall_s, doing = marks[-1] - marks[0], tuple(at for at, spans in enumerate(took) if spans)
-        ratio = sum(took[most]) / max(wall_s, 1e-9)
+        most = max(doing, key=lambda at: sum(took[at].values()))
+        marks, steps, total_s = _marks(ranks[most]), sorted(took[most]), sum(took[most].values())
+        ratio = total_s / max(marks[-1] - marks[0], 1e-9)
         least = measured.left_out[-1][0] if measured.left_out else 0.0
         waits = len(doing) < len(ranks) and least > 0.5 * ratio / max(1 - ratio, 1e-9)
-        steps = [number for number in _steps_with(ranks[most], kind) if number > 0]
         every = float(np.median(np.diff(steps))) if len(steps) > 1 else len(marks) - 1.0
-        each_s = sum(took[most]) / len(steps)
         doing = doing if len(doing) < len(ranks) else ()
-        found.append(Rare(kind, doing, len(steps), every, each_s, ratio, waits))
+        found.append(Rare(kind, doing, len(steps), every, total_s / len(steps), ratio, waits))
     return found
 
 
@@ -52,19 +50,18 @@ def _marks(rank: dict[str, Any]) -> list[float]:
     return list(min(every, key=len)[rank["warmup"] - 1 :])
 
 
-def _spans(rank: dict[str, Any], kind: str) -> list[float]:
-    first_s = _marks(rank)[0]
-    return [end_s - start_s for name, start_s, end_s in rank["phases"] if name == kind and start_s >= first_s]
-
-
-def _steps_with(rank: dict[str, Any], kind: str) -> list[int]:
-    marks = min(rank.get("host_s", rank["step_s"]), key=len)
-    numbers = {bisect(marks, start_s) for name, start_s, _ in rank["phases"] if name == kind}
-    return sorted(number - rank["warmup"] + 1 for number in numbers)
+def _steps_with(rank: dict[str, Any], kind: str, *, in_warmup: bool = False) -> dict[int, float]:
+    """The steps after the warm-up, or in it, in which a rank does it -> its seconds in them."""
+    marks, steps_s = min(rank.get("host_s", rank["step_s"]), key=len), dict[int, float]()
+    for name, start_s, end_s in rank["phases"]:
+        number = bisect(marks, start_s) - rank["warmup"] + 1
+        if name == kind and (number < 1) == in_warmup:
+            steps_s[number] = steps_s.get(number, 0.0) + end_s - start_s
+    return steps_s
 
 
 def _seen(ranks: Sequence[dict[str, Any]], kind: str, *, in_warmup: bool = False) -> int:
-    return max(sum((number < 1) == in_warmup for number in _steps_with(rank, kind)) for rank in ranks)
+    return max(len(_steps_with(rank, kind, in_warmup=in_warmup)) for rank in ranks)
 
 
 def horizon(measured: Measured) -> dict[str, Any]:

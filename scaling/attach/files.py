@@ -10,11 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MOST_FILES = 20_000
-"""Files of the working folder that are compared before and after; of a folder with more, none is."""
-
+MOST_FILES = 20_000  # that are compared before and after; of a working folder with more, none is
 _State = tuple[int, int, int]  # a file's inode, bytes and when it was changed
-
 _States = dict[str, _State]
 
 

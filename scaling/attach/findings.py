@@ -16,20 +16,16 @@ from scaling.attach.ranks import SlowRank, batch_elements, shares, slow_rank, un
 from scaling.attach.trace import Traced
 
 LEAST = 0.10  # of a step: less is no finding
-
+# Of what no arm takes away: every script has some of it, and only a part can be avoided.
 LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30, "rest": 0.30, "idle": 0.20}
-"""Of what no arm takes away: every script has some of it, and only a part can be avoided."""
-
 WAITED_FOR = ("input", "rest")  # findings in which a GPU is idle, and not for want of launched kernels
 OFTEN_STEPS = 1.5  # what is done once in so many steps is a part of the usual one
-
-CAUSES = ("not_exchanged", "no_sampler", "saves", "evaluation")
-"""Findings that name what is done: before phases of which only the time is known."""
-
-FACTS = ("threads", "cores", "debugging", "script_hook")
-"""What the advice of an arm's finding is given of the ranks without it and with it."""
-
 MOSTLY_INPUT = 0.4  # of what long steps add: so much in their input is said
+# Findings that name what is done: before phases of which only the time is known.
+CAUSES = ("not_exchanged", "no_sampler", "saves", "evaluation")
+KINDS_OF_RARE = {"evaluation": "evaluation", "save": "saves"}
+# What the advice of an arm's finding is given of the ranks without it and with it.
+FACTS = ("threads", "cores", "debugging", "script_hook")
 
 
 def _found(kind: str, ratio: float, *, is_once: bool = False, **values: Any) -> Finding:
@@ -191,9 +187,6 @@ def other_steps(measured: Measured) -> tuple[float, float, str]:
     ratios = [ratio for ratio, _ in measured.left_out] or [0.0]
     what = measured.left_out[-1][1] if measured.left_out else "other work"
     return min(ratios), float(np.median(ratios)), what
-
-
-KINDS_OF_RARE = {"evaluation": "evaluation", "save": "saves"}
 
 
 def _of_other_steps(measured: Measured, spread: float) -> Iterator[Finding]:

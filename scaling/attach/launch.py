@@ -17,7 +17,7 @@ from scaling.attach.files import noted, take_files
 from scaling.attach.inside.arms import LONGEST_BLOCK, NO_STEP, row_of
 from scaling.attach.marks import after_warmup, steady
 from scaling.files.redaction import redacted_document
-from scaling.store.files import redact_file
+from scaling.store.files import redact_file, write_whole
 
 INJECT = Path(__file__).parent / "inject"
 END_S = 5.0  # how long a run's processes have to end when asked, or by themselves when all ranks have written
@@ -25,24 +25,20 @@ LEAST_STEPS = 5  # after the warm-up: with fewer a run is not used
 
 NOTHING = "it wrote nothing"
 TAIL_BYTES = 2**14
+# In errors of ranks that only miss another one; in torchrun's words on ranks that failed or are ended here.
 OTHER_RANK = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
-"""In errors of ranks that only miss another one."""
-
 ENDED = ("ChildFailedError", "SignalException")
-"""In torchrun's own words on ranks that failed, or that are ended here."""
-
 MOST_LOG_BYTES = 2**18  # of a run's output, so much of its start and of its end is kept
 
-_WORKERS = {
+_WORKERS = {  # launcher -> its options that say how many workers there are
     r"torchrun|torch\.distributed\.(run|launch)": r"--nproc[-_]per[-_]node|--nnodes",
     r"accelerate(\.commands\.launch)?": r"--num[-_]processes|--num[-_]machines",
     "srun": "-n|--ntasks|-N|--nodes|--ntasks-per-node",
     "mpirun|mpiexec": "-np?|--np",
 }
-"""Launcher -> its options that say how many workers there are."""
-
 _OF_NODE = r"--node[-_]rank|--machine[-_]rank"
 
+# So that a run of some steps is in nobody's list of experiments; MLflow is never off, it has a folder.
 QUIET = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
@@ -52,8 +48,6 @@ QUIET = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "CLEARML_OFFLINE_MODE": "1",
 }
-"""So that a run of some steps is in nobody's list of experiments; MLflow is never off, it has a folder."""
-
 OF_A_SERVER = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")  # variables that name what is not in that folder
 
 
@@ -109,9 +103,7 @@ def run_arm(
     wanted = {"out": str(out.resolve()), "arm": arm, "arms": arms, "warmup": warmup, "steps": steps}
     wanted |= {"deadline_s": deadline_s, "began_s": began_s or time.time(), "until_epoch": until_epoch}
     wanted |= {"seed": blocks.seed, "budget_s": blocks.budget_s} if blocks else {}
-    unfinished = out / ".order.json"
-    unfinished.write_text(json.dumps(wanted))
-    unfinished.rename(out / "order.json")  # others that join read it
+    write_whole(out / "order.json", json.dumps(wanted).encode())  # others that join read it
     watch = _watching(arm, out, blocks) if blocks else None
     code = start_and_wait(command, wanted, out / "output.log", cwd, more, watch)
     wanted_steps = warmup + (len(arms) * LONGEST_BLOCK if blocks else steps)
@@ -203,8 +195,7 @@ def _redact(log_path: Path) -> None:
 
 def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float) -> Run:
     ranks = _records(out)
-    reason = _why_not(arm, out, ranks, code, wanted, deadline_s)
-    if reason is not None:
+    if (reason := _why_not(arm, out, ranks, code, wanted, deadline_s)) is not None:
         return Run(arm, reason=reason)
     kept = noted(out, "kept-*", errors="replace")
     return Run(arm, [{**rank, "fetches": _fetches(out, int(rank["pid"])), "kept": kept} for rank in ranks])
@@ -213,8 +204,8 @@ def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float)
 def _why_not(
     arm: str, out: Path, ranks: Sequence[dict[str, Any]], code: int | None, wanted: int, deadline_s: float
 ) -> str | None:
-    reasons = [str(rank["refused"]) for rank in ranks if "refused" in rank]
     early = [int(rank["ended_after"]) for rank in ranks if "ended_after" in rank]
+    reasons = [str(rank["refused"]) for rank in ranks if "refused" in rank]
     if refused := [reason for reason in reasons if reason != NO_STEP]:
         return refused[0]
     every = [rank["raised"] for rank in ranks if "raised" in rank]
@@ -223,9 +214,8 @@ def _why_not(
     if every and left and not own:
         rank, made = left[0]["rank"], left[0]["ended_after"]
         return f"rank {rank} ended by itself after {made} steps, and others went on"
-    raised = min(own or every, default=None)
-    if raised is not None:  # the first one: the others fail for want of it
-        return f"a rank raised {raised[1]}"
+    if every:  # the first one: the others fail for want of it
+        return f"a rank raised {min(own or every)[1]}"
     if code and (not ranks or early or reasons):
         return f"it ended with code {code} before its steps were done: {_last_line(out)}"
     if reasons:
@@ -243,8 +233,7 @@ def _why_not(
         )
     if len(ranks) != ranks[0]["world_size"]:
         return f"{len(ranks)} of {ranks[0]['world_size']} ranks made their steps in {deadline_s:g} s"
-    if early and min(early) < int(ranks[0]["warmup"]) + LEAST_STEPS:
-        made = min(early)
+    if early and (made := min(early)) < int(ranks[0]["warmup"]) + LEAST_STEPS:
         smaller = f", or take --warmup {made - LEAST_STEPS}" if made > LEAST_STEPS else ""
         return f"it ended by itself after {made} steps; let it make more{smaller}"
     row = row_of(arm)

@@ -13,14 +13,11 @@ from scipy.stats import trim_mean
 
 from scaling.attach.inside.arms import ARMS
 
-Signature = tuple[int, ...]
-"""Of a step: backward calls, batches drawn, evaluations begun, steps of all optimizers."""
-
+Signature = tuple[int, ...]  # of a step: backward calls, batches drawn, evaluations, steps of all optimizers
 Span = tuple[str, float, float]  # a phase, its start and its end
 
 RARE = ("evaluation", "save")  # phases of some steps only
 USUAL = ("input", "forward", "backward", "update")  # phases of most steps
-
 MOST_PHASES = ("input", "forward", "backward", "gradients", "update", "evaluation", "collective", "save")
 
 
@@ -73,23 +70,19 @@ def _spans(marked: Sequence[Any], start_s: float) -> list[Span]:
         if begin_s < inside_s:
             continue
         until_now = [] if began_s is None else [*after, (began_s, begin_s)]
-        if name == "backward":
-            spans += [("forward", *part) for part in until_now]
-        elif name == "update" and has_backward:
-            spans += [("gradients", *part) for part in until_now]
-        elif name == "collective" and not has_backward:
-            spans += [("forward", *part) for part in until_now]
+        is_forward = name == "backward" or (name == "collective" and not has_backward)
+        before = "forward" if is_forward else "gradients" if name == "update" and has_backward else None
+        spans += [(before, *part) for part in until_now if before]
         if name in ("backward", "input", "update"):
             has_backward, after, began_s = name == "backward", [], end_s
         elif began_s is not None:
             after, began_s = until_now if has_backward else [], end_s
-        is_cut = name == "backward"
-        spans += _without_collectives(marked, begin_s, end_s) if is_cut else [(name, begin_s, end_s)]
+        spans += _cut(marked, begin_s, end_s) if name == "backward" else [(name, begin_s, end_s)]
         inside_s = end_s
     return [(name, at - start_s, end - start_s) for name, at, end in sorted(spans, key=lambda span: span[1])]
 
 
-def _without_collectives(marked: Sequence[Any], begin_s: float, end_s: float) -> list[Span]:
+def _cut(marked: Sequence[Any], begin_s: float, end_s: float) -> list[Span]:
     """A backward pass, cut where collectives run in it; and these."""
     spans: list[Span] = []
     for name, start_s, stop_s in sorted(marked, key=lambda span: span[1]):
@@ -174,18 +167,17 @@ class LongSteps:
 
 def long_steps(ranks: Sequence[dict[str, Any]], arm: str) -> LongSteps:
     """Those of a run while nothing is changed; a loader that starts anew makes them, or a checkpoint."""
-    arms = (arm, "", "aa" if arm == "baseline" else arm)
-    by_rank = [[step for step in steps if step.arm in arms] for steps in steady(ranks)[1]]
-    return min((_long_steps(steps) for steps in by_rank if steps), key=lambda found: found.more_ratio)
-
-
-def _long_steps(steps: Sequence[MarkedStep]) -> LongSteps:
-    steps_s = np.array([step.step_s for step in steps])
-    inputs_s = np.array([_in_phase_s(step, "input") for step in steps])
-    usual_s, is_long = float(np.median(steps_s)), steps_s > 2 * np.median(steps_s)
-    more_s, more_input_s = (float((of - np.median(of))[is_long].sum()) for of in (steps_s, inputs_s))
-    in_input = more_input_s / more_s if inputs_s.any() and is_long.any() else None
-    return LongSteps(int(is_long.sum()), len(steps), more_s / len(steps) / usual_s, in_input)
+    arms, found = (arm, "", "aa" if arm == "baseline" else arm), []
+    for every in steady(ranks)[1]:
+        if not (steps := [step for step in every if step.arm in arms]):
+            continue
+        steps_s = np.array([step.step_s for step in steps])
+        inputs_s = np.array([_in_phase_s(step, "input") for step in steps])
+        usual_s, is_long = float(np.median(steps_s)), steps_s > 2 * np.median(steps_s)
+        more_s, more_input_s = (float((of - np.median(of))[is_long].sum()) for of in (steps_s, inputs_s))
+        in_input = more_input_s / more_s if inputs_s.any() and is_long.any() else None
+        found.append(LongSteps(int(is_long.sum()), len(steps), more_s / len(steps) / usual_s, in_input))
+    return min(found, key=lambda one: one.more_ratio)
 
 
 def _in_phase_s(step: MarkedStep, phase: str) -> float:

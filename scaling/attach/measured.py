@@ -15,7 +15,7 @@ from scaling.attach.inside.arms import ARMS, PROCESS, row_of
 from scaling.attach.launch import Run
 from scaling.measure.statistics import half_width
 
-PHASES = (
+PHASES = (  # a phase and the word for it in a sentence
     ("input", "input"),
     ("forward", "forward"),
     ("backward", "backward"),
@@ -24,16 +24,11 @@ PHASES = (
     ("evaluation", "evaluation"),
     ("collective", "its own collectives"),
 )
-"""A phase and the word for it in a sentence."""
-
 LONG = 2.0  # times the usual step: what takes longer is in no block
 LEAST_ROUNDS = 2  # in each half of a launch, for ranks to be compared in both
 AGREE = 0.02  # of a step: launches that differ by less agree
 BEFORE = "time before backward"  # of a phase that is more than the forward pass
-
-
-Key = tuple[int, int]
-"""A launch, and a round in it; where each arm is a process of its own, each launch is one round."""
+Key = tuple[int, int]  # a launch and a round in it: one where each arm is a process of its own
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,7 @@ class Measured:
 
     @property
     def usual_s(self) -> float:
-        return self.step_s("baseline")
+        return float(np.median([max(ranks) for ranks in self.steps_s["baseline"].values()]))
 
     @property
     def marks_ratio(self) -> tuple[float, float | None]:
@@ -169,9 +164,6 @@ class Measured:
     @property
     def device(self) -> str:
         return str(self.ranks[0]["device"]) if "baseline" in self.facts else "cpu"
-
-    def step_s(self, arm: str) -> float:
-        return float(np.median([max(ranks) for ranks in self.steps_s[arm].values()]))
 
     def rate_s(self, arm: str) -> float:
         """Wall clock over steps, the mean of its launches on the log scale."""

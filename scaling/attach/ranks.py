@@ -122,9 +122,7 @@ def _above_gap(ranks: Sequence[float]) -> tuple[int, ...]:
 def batch_elements(measured: Measured) -> np.ndarray[Any, Any] | None:
     drawn = [[size for _, size in rank["batches"]] for rank in measured.alone]
     shortest = min(map(len, drawn), default=0)
-    if not shortest:
-        return None
-    return np.array([rank[:shortest] for rank in drawn], dtype=float)
+    return np.array([rank[:shortest] for rank in drawn], dtype=float) if shortest else None
 
 
 def _batch_ratio(measured: Measured, group: Sequence[int]) -> tuple[float, float]:

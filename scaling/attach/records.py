@@ -11,14 +11,14 @@ from typing import Any
 
 from scaling.attach.inside.arms import ARMS, row_of
 from scaling.attach.launch import Run
-from scaling.attach.marks import USUAL, MarkedStep, Signature, medians_s, steady
+from scaling.attach.marks import USUAL, medians_s, steady
 from scaling.errors import AttachError
 from scaling.files.redaction import redacted_command
 from scaling.measure.environment import collect
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cell import digest
 
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {  # arm -> what its cell has other than the baseline's
     "aa": {"arm": "baseline", "aa_replicate": 1},
     **{
         name: {"aggregator": "none", "aggregator_label": "none", "exchanges": False}
@@ -27,8 +27,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     **{name: {"input_placement": "device"} for name, arm in ARMS.items() if arm.is_cached},
 }
-"""Arm -> what its cell has other than the baseline's."""
-
 MOST_LONGER = 1.1  # one worker's step with the same batch, which has no exchange, to that of several workers
 
 
@@ -44,8 +42,7 @@ class AttachedFolder:
         self.folder.write_environment(collect(os.environ))
         self.settings = settings
         self.finish([])
-        self.first: dict[str, Any] = {}
-        self.first_steps: tuple[Signature, list[list[MarkedStep]]] | None = None
+        self.first: list[dict[str, Any]] = []  # the records of the first run that was measured
         self.batch = 0
 
     def finish(self, lines: Sequence[str]) -> None:
@@ -101,9 +98,9 @@ class AttachedFolder:
         return True
 
     def _cell(self, run: Run, arm: str) -> dict[str, Any]:
-        if run.ranks and not self.first:
-            self.first, self.first_steps = run.ranks[0], steady(run.ranks)
-        first = run.ranks[0] if run.ranks else self.first  # of a run without steps those of the first run
+        self.first = self.first or run.ranks
+        usual = self.first[0] if self.first else {}
+        first = run.ranks[0] if run.ranks else usual  # of a run without steps those of the first run
         world_size = first.get("world_size", 1)
         drawn = run.ranks[0]["batches"] if run.ranks else []
         # The samples of rank 0's first batch, times the batches of a step; 0 where none was ever seen.
@@ -113,8 +110,8 @@ class AttachedFolder:
         dataset, dataset_label = "script", "script" if batch else "script (batch not seen: counted as 1)"
         if not batch and self._is_other_work(run):
             dataset, dataset_label = "script, one worker", "script (one worker, other work)"
-        device = self.first.get("device", "cpu")
-        is_host_only = device == "cuda" and world_size > 1 and self.first.get("host_only", False)
+        device = usual.get("device", "cpu")
+        is_host_only = device == "cuda" and world_size > 1 and usual.get("host_only", False)
         cell = {
             "kind": "attached", "model": self.script, "dataset": dataset, "aggregator": "all_reduce",
             "step": "overlapped", "device": device, "scaling": "weak",
@@ -130,9 +127,9 @@ class AttachedFolder:
     def _is_other_work(self, run: Run) -> bool:
         """Whether one worker's step is seen to be another one than a rank's of several: nothing scales then.
         Of batches that are not seen, a longer step tells that they are larger."""
-        if not row_of(run.arm).is_alone or not run.ranks or not self.first_steps:
+        if not row_of(run.arm).is_alone or not run.ranks:
             return False
-        (signature, steps), (usual, usual_steps) = steady(run.ranks), self.first_steps
+        (signature, steps), (usual, usual_steps) = steady(run.ranks), steady(self.first)
         return signature != usual or max(medians_s(steps)) > MOST_LONGER * max(medians_s(usual_steps))
 
 

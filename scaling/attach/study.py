@@ -25,18 +25,13 @@ from scaling.report.text import text_of
 from scaling.store.files import inside
 
 FINISHED = "finished"  # in the folder of launches, once there are no more
-
+# A run may take so many times what the first one took, and so much more: an arm that hangs is ended then.
 LONGEST_RATIO, LONGER_S = 3.0, 20.0
-"""A run may take so many times what the first one took, and so much more: an arm that hangs is ended then."""
-
+# Half of an interval, of a step: no more rounds are needed then, but for so many in each launch.
 ENOUGH, LEAST_ROUNDS = 0.01, 4
-"""Half of an interval, of a step: no more rounds are needed then, but for so many in each launch."""
-
 LAUNCHES_APART = 3  # of each arm, where arms cannot be switched within one process
-
+# Begins a reason that switching may have made: each arm is tried by itself.
 HANGS = ("a rank raised", "fewer than", "it ended with code")
-"""Begins a reason that switching may have made: each arm is tried by itself."""
-
 QUIET_S = 600.0  # a node that joins gives up after so long without a run
 
 
@@ -139,11 +134,10 @@ class _Session:
         return AttachError(f"the script cannot be measured: {run.reason}; its output is in {self._log}")
 
     def _is_on(self, arm: str, launch: int) -> bool:
-        is_later = ARMS[arm].when == LATER
-        if not launch or not is_later:
-            return not is_later and (not launch or arm in self.measured.steps_s)
+        if ARMS[arm].when != LATER:
+            return not launch or arm in self.measured.steps_s
         # Where a launch with it has failed, the next one may not without it.
-        return arm not in self.measured.reasons and not self._is_skipped(arm)
+        return launch > 0 and arm not in self.measured.reasons and not self._is_skipped(arm)
 
     def _is_skipped(self, arm: str) -> bool:
         if (reason := why_skipped(arm, self.measured)) is not None:

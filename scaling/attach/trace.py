@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what runs on a GPU
-
 SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 LATE_RATIO = 0.7  # the late rank comes last to so many of the collectives
 
@@ -45,8 +45,7 @@ def read_traces(paths: Sequence[Path], num_steps: int) -> Traced | None:
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt") as file:
+    with gzip.open(path, "rt") as file:
         content = json.load(file)
     return [event for event in content["traceEvents"] if event.get("ph") == "X" and "dur" in event]
 
@@ -78,13 +77,11 @@ def _interval(event: dict[str, Any]) -> tuple[float, float]:
 
 
 def _covered_s(events: Iterable[dict[str, Any]]) -> float:
-    merged: list[tuple[float, float]] = []
-    for start, stop in sorted(map(_interval, events)):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
-        else:
-            merged.append((start, stop))
-    return sum(stop - start for start, stop in merged)
+    covered_s, until_s = 0.0, -math.inf
+    for start_s, stop_s in sorted(map(_interval, events)):
+        covered_s += max(stop_s - max(start_s, until_s), 0.0)
+        until_s = max(until_s, stop_s)
+    return covered_s
 
 
 def _late_rank(ranks: Sequence[Sequence[float]]) -> int | None:

@@ -26,23 +26,19 @@ from .arms import ARMS, NO_STEP, NO_SWITCH, TRACED_STEPS, Arm
 from .plan import Plan
 from .record import write
 
-UNWRAPPED = 3
-"""Steps of an optimizer before those of a script without DDP count: a model may be wrapped after some."""
+UNWRAPPED = 3  # steps before those of a script without DDP count: a model may be wrapped after some
 
-
+# Modules that a script in which no DDP model steps has loaded, and classes of which it has an object -> what
+# it uses, and what shows its time or is to be taken instead.
 USES = {
     "deepspeed.runtime.engine": "DeepSpeed; its wall_clock_breakdown shows where a step's time goes",
     "megatron.core": "Megatron; its --timing-log-level 2 shows where a step's time goes",
     "horovod.torch": "Horovod; HOROVOD_TIMELINE=FILE writes what it does",
 }
-"""Modules that a script in which no DDP model steps has loaded -> what it uses, and what shows its time."""
-
 HOLDS = {
     "FullyShardedDataParallel": "FSDP: its exchange cannot be left out; take a trace with torch.profiler",
     "DataParallel": "DataParallel, one process for all; DistributedDataParallel under torchrun is faster",
 }
-"""Classes of which such a script has an object, likewise."""
-
 SHARDED = "FSDP2 or tensor parallelism: its exchange cannot be left out; take a trace with torch.profiler"
 
 

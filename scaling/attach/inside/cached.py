@@ -11,6 +11,7 @@ from torch.utils.data import dataloader
 
 from .agent import Agent
 from .libraries import around
+from .marking import tensors_of
 
 COPIES = 4  # given in turn, so that batches which are in use at the same time share no memory
 
@@ -35,15 +36,7 @@ class Repeats:
 
     def _copy(self) -> tuple[Any, list[tuple[torch.Tensor, int]]]:
         batch = copied(self._kept)
-        versions: list[tuple[torch.Tensor, int]] = []
-
-        def noted(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and not value.is_inference():
-                versions.append((value, value._version))
-            return value
-
-        _mapped(batch, noted)
-        return batch, versions
+        return batch, [(one, one._version) for one in tensors_of(batch) if not one.is_inference()]
 
 
 def copied(batch: Any) -> Any:
@@ -109,8 +102,18 @@ class Repeated(dataloader._BaseDataLoaderIter):
 def cache_input(agent: Agent) -> None:
     """While the arm is on every batch is a loader's first one; epochs keep their length. A stream has no
     length: its epoch does not end. What an evaluation draws is loaded as ever."""
-    _follow_epochs()
     iterate = dataloader.DataLoader.__iter__
+
+    # Each iterator knows its loader, and how much of the epoch it has drawn.
+    @around(dataloader._BaseDataLoaderIter, "__init__")
+    def _(begin: Any, self: Any, loader: Any) -> None:
+        begin(self, loader)
+        self._attach_loader, self._attach_drawn, self._attach_cached = loader, 0, 0
+
+    @around(dataloader._BaseDataLoaderIter, "_reset")
+    def _(reset: Any, self: Any, *arguments: Any, **options: Any) -> None:
+        reset(self, *arguments, **options)  # of workers that are kept
+        self._attach_drawn = self._attach_cached = 0
 
     def is_cached(loader: Any) -> bool:
         return agent.arm.is_cached and agent.is_training and hasattr(loader, "_attach_first")
@@ -157,20 +160,6 @@ def _ready(iterator: Any) -> int:
     except NotImplementedError:  # macOS
         return 0
     return int(waiting) + sum(len(task) > 1 for task in iterator._task_info.values())
-
-
-def _follow_epochs() -> None:
-    """Each iterator knows its loader, and how much of the epoch it has drawn."""
-
-    @around(dataloader._BaseDataLoaderIter, "__init__")
-    def _(begin: Any, self: Any, loader: Any) -> None:
-        begin(self, loader)
-        self._attach_loader, self._attach_drawn, self._attach_cached = loader, 0, 0
-
-    @around(dataloader._BaseDataLoaderIter, "_reset")
-    def _(reset: Any, self: Any, *arguments: Any, **options: Any) -> None:
-        reset(self, *arguments, **options)  # of workers that are kept
-        self._attach_drawn = self._attach_cached = 0
 
 
 def _length(loader: Any) -> float:

@@ -96,17 +96,14 @@ def _reduced(bucket: GradBucket, dtype: torch.dtype | None) -> torch.futures.Fut
 
 _all_reduce = dist.all_reduce  # before the script's own calls are counted
 
-HOOKS: dict[str, Callable[[GradBucket], torch.futures.Future[torch.Tensor]]] = {
+HOOKS: dict[str, Callable[[GradBucket], torch.futures.Future[torch.Tensor]]] = {  # by what a row names
     "local": local,
     "all_reduce": lambda bucket: _reduced(bucket, None),
     "fp16": lambda bucket: _reduced(bucket, torch.float16),
     "bf16": lambda bucket: _reduced(bucket, torch.bfloat16),
 }
-"""What an arm's row names."""
-
+# Its optimizer sends every rank's part of the parameters to all others after each step.
 ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
-"""Its optimizer sends every rank's part of the parameters to all others after each step."""
-
 BROADCAST_BYTES = 250 * 2**20
 
 

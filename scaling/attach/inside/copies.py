@@ -26,11 +26,8 @@ class Copies:
         if (kind, name) in self._noted:
             return
         self._noted.add((kind, name))
-        file = self._open(
-            f"{self._out}/{kind}-{os.uname().nodename}-{os.getpid()}",
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-            0o644,
-        )
+        path = f"{self._out}/{kind}-{os.uname().nodename}-{os.getpid()}"
+        file = self._open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.write(file, os.fsencode(name) + b"\n")
         os.close(file)
 
@@ -38,8 +35,7 @@ class Copies:
         names = set[str]()
         for entry in os.listdir(self._out):
             if entry.startswith("removed-"):
-                file = self._open(os.path.join(self._out, entry), os.O_RDONLY)
-                with os.fdopen(file, "rb") as lines:
+                with os.fdopen(self._open(f"{self._out}/{entry}", os.O_RDONLY), "rb") as lines:
                     names.update(os.fsdecode(line.rstrip(b"\n")) for line in lines)
         return names
 
@@ -75,10 +71,8 @@ class Copies:
             unfinished = _unfinished(place)
             self._copy(name, unfinished)
             try:
-                self._link(unfinished, place)  # where another process was first, its copy stays
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without links
+                self._link(unfinished, place)
+            except OSError:  # a file system without links, or another process was first: its copy stays
                 if not os.path.exists(place):
                     self._replace(unfinished, place)
             with suppress(FileNotFoundError):
@@ -92,8 +86,7 @@ class Copies:
         self._replace(unfinished, place)
 
     def drop(self, path: Any, dir_fd: int | None = None) -> None:
-        status = self.older_file(path, dir_fd)
-        if status is not None:
+        if (status := self.older_file(path, dir_fd)) is not None:
             with suppress(OSError):
                 self._unlink(self.place(status))
 

@@ -15,17 +15,12 @@ from typing import Any
 from .copies import Copies
 
 MOST_KEPT = 1000
-MOST_COPIED = 256 * 2**20
-"""Bytes of an older file that a run changes in a copy; a larger one is not copied for each run."""
-
+MOST_COPIED = 256 * 2**20  # bytes of an older file that a run changes; a larger one is not copied
+# Where every run writes; parts of paths that stay: what is made anew in every launch takes its time.
 QUIET = ("/dev/", "/proc/", "/sys/", "/tmp/torchinductor", "/tmp/torchelastic")  # noqa: S108
-"""Where every run writes."""
-
 CACHES = ("__pycache__", "/.cache/", "/.triton/", "/.nv/")
-"""Parts of paths that stay where they are: what is made anew in every launch takes its time."""
 
 _ACCESSOR: Any = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10's has the functions of `os` itself
-
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 
 

@@ -20,31 +20,27 @@ from .arms import SAFE
 from .libraries import around
 from .settings import asks_for_anomalies
 
+# Of the script's own: in arms with phases the agent's hook exchanges nothing.
 COLLECTIVES = (
-    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "all_to_all"),
-    *("all_to_all_single", "barrier"),
-    *("broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "reduce_scatter"),
-    *("reduce_scatter_tensor", "scatter", "monitored_barrier"),
-)
-"""Of the script's own: in arms with phases the agent's hook exchanges nothing."""
-
+    *SAFE, "all_to_all", "all_to_all_single", "broadcast", "broadcast_object_list", "gather", "gather_object",
+    "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "monitored_barrier",
+)  # fmt: skip
 DIGESTS, DIGESTED = 6, 256  # batches of which a digest is kept, and numbers of each
 
+# Calls that have not ended, by name and thread; of backward passes those of all threads together.
 _open = Counter[tuple[str, int]]()
-"""Calls that have not ended, by name and thread; of backward passes those of all threads together."""
 
 
 def mark(agent: Agent) -> None:
     """Wraps what is counted; in the arm with nothing but a clock, what tells kinds of steps apart."""
-    is_clock = agent.arm.is_bare
     backward, grad = torch.autograd.backward, torch.autograd.grad
-    if not is_clock:
+    if not agent.arm.is_bare:
         backward, grad = (_counted(agent, "backward", call) for call in (backward, grad))
     torch.autograd.backward = _stepping(agent, backward, backward)
     torch.autograd.grad = _stepping(agent, grad, torch.autograd.grad, is_grad=True)
     _batches(agent)
     _evaluations(agent)
-    if is_clock:
+    if agent.arm.is_bare:
         return
 
     @around(torch.autocast, "__enter__")
@@ -52,7 +48,16 @@ def mark(agent: Agent) -> None:
         agent.facts["autocasts"] = True
         return enter(self)
 
-    _skipped_steps(agent)
+    @around(torch.amp.GradScaler, "step")
+    def _(step: Any, self: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        before = agent.done["update"]
+        if self not in agent.scalers:
+            agent.scalers.append(self)
+        result = step(self, optimizer, *arguments, **options)
+        if agent.is_armed and agent.done["update"] == before:
+            agent.after_step(optimizer)  # it was skipped, for infinite gradients
+        return result
+
     for name in COLLECTIVES:
         call = own_or_left_out(agent, name, getattr(dist, name))
         setattr(dist, name, _counted(agent, "collective", call))
@@ -163,20 +168,20 @@ def _counted(agent: Agent, name: str, call: Any) -> Any:
 
 
 def _sizes(batch: Any) -> tuple[int, int]:
-    tensors = (tensor for tensor in _tensors(batch) if tensor.dim() and len(tensor))
+    tensors = (tensor for tensor in tensors_of(batch) if tensor.dim() and len(tensor))
     return next(((len(tensor), tensor.numel()) for tensor in tensors), (0, 0))
 
 
 def _digest(batch: Any) -> int:
-    first = next(iter(_tensors(batch)), None)
+    first = next(iter(tensors_of(batch)), None)
     return 0 if first is None else zlib.crc32(repr(first.detach().flatten()[:DIGESTED].tolist()).encode())
 
 
-def _tensors(batch: Any) -> list[torch.Tensor]:
+def tensors_of(batch: Any) -> list[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         return [batch]
     try:
-        return [tensor for part in _parts(batch) for tensor in _tensors(part)]
+        return [tensor for part in _parts(batch) for tensor in tensors_of(part)]
     except Exception:  # noqa: BLE001 # the script's own class: what is not counted is no error of the script
         return []
 
@@ -324,17 +329,3 @@ def _evaluations(agent: Agent) -> None:
             agent.is_evaluation_called = False
             agent.evaluates(False)
         return train(self, mode)
-
-
-def _skipped_steps(agent: Agent) -> None:
-    """A step that GradScaler skips, for infinite gradients, is one all the same."""
-
-    @around(torch.amp.GradScaler, "step")
-    def _(step: Any, self: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
-        before = agent.done["update"]
-        if self not in agent.scalers:
-            agent.scalers.append(self)
-        result = step(self, optimizer, *arguments, **options)
-        if agent.is_armed and agent.done["update"] == before:
-            agent.after_step(optimizer)
-        return result

@@ -12,12 +12,9 @@ import torch.distributed as dist
 
 from .arms import LONGEST_BLOCK, order_of
 
+# Steps of a block, the first of which is left out, where it would take more seconds with the most. Of what is
+# done in every second, fifth or tenth step, other numbers leave out all or none.
 LEAST_BLOCK, BLOCK_S = 3, 0.6
-"""Steps of a block, the first of which is left out, where it would take more seconds with the most.
-
-Of what is done in every second, fifth or tenth step, other numbers leave out all or none.
-"""
-
 KEY = "scaling_attach_{}"
 
 

@@ -11,18 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .settings import place, switched_on
 
+# Modules that log experiments: off in these runs, or writing to the run's folder.
 TRACKERS = ("wandb", "comet_ml", "neptune", "mlflow", "clearml", "tensorboard")
-"""Modules that log experiments: off in these runs, or writing to the run's folder."""
-
-AS_IT_IS = (
-    *("warmup", "own_s", "phases", "batches", "cached_batches", "digests", "collectives", "passed"),
-    *("device", "all_used"),
-)
-"""What the agent knows under the same name."""
+# What the agent knows under the same name.
+AS_IT_IS = "warmup own_s phases batches cached_batches digests collectives passed device all_used"
 
 _OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters  # before it is wrapped
+# Of the torch that runs:
 BUFFERS_OPTION = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
-"""Of the torch that runs."""
 
 
 def write(agent: Any) -> None:
@@ -37,7 +33,7 @@ def write(agent: Any) -> None:
         "step_s": times_s(agent),
         "host_s": list(agent.marks.values()),
         "counts": list(agent.counts_of.values()),
-        **{name: getattr(agent, name) for name in AS_IT_IS},
+        **{name: getattr(agent, name) for name in AS_IT_IS.split()},
         "num_models": len(agent.models),
         **own,
         "pid": os.getpid(),

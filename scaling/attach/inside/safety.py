@@ -14,7 +14,7 @@ from .guard import CACHES, QUIET, Guard
 from .libraries import around, redirect
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
-SAVERS = (
+SAVERS = (  # module, class and functions of what else writes, deletes or sends checkpoints
     ("safetensors.torch", "", "save_file"),
     ("torch.distributed.checkpoint", "", "save async_save"),
     ("torch.export", "", "save"),
@@ -26,8 +26,6 @@ SAVERS = (
     *((f"{name}.trainer.trainer", "Trainer", "save_checkpoint") for name in LIGHTNING),
     *((f"{name}.strategies.strategy", "Strategy", "save_checkpoint remove_checkpoint") for name in LIGHTNING),
 )
-"""Module, class and functions of what else writes, deletes or sends checkpoints."""
-
 _open = Counter[int]()  # saves of a thread that have not ended: those within one are part of it
 
 
@@ -111,7 +109,6 @@ def _watch_libraries(agent: Agent) -> None:
         holder = sys.modules.get(module)
         holder = getattr(holder, owner, None) if owner else holder
         for name in names.split():
-            call = getattr(holder, name, None)
-            if call is not None and not hasattr(call, "_attach_watched"):
+            if hasattr(holder, name) and not hasattr(getattr(holder, name), "_attach_watched"):
                 is_sent = "upload" in name or "push" in name
                 around(holder, name)(not_sent if is_sent else _timed(agent))._attach_watched = True

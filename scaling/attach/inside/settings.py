@@ -51,10 +51,8 @@ def switch_off() -> None:
 
 
 def place() -> dict[str, Any]:
-    if hasattr(os, "sched_getaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-    else:
-        cores = list(range(os.cpu_count() or 1))
+    is_known = hasattr(os, "sched_getaffinity")
+    cores = sorted(os.sched_getaffinity(0) if is_known else range(os.cpu_count() or 1))
     return {"host": os.uname().nodename, "affinity": cores}
 
 
