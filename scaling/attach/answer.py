@@ -25,22 +25,18 @@ SAME_WORK = 0.02  # batches that differ by less are of one size
 def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
     """A few lines: where the time goes, what would change it, and what to try next."""
     if "baseline" not in measured.steps_s:
-        return [text_of(_missing(measured, "", "baseline"))]
-    lines = [*first_lines(measured), *map(text_of, [*_single_runs(measured, traced), *_few_steps(measured)])]
+        return [_missing(measured, "", "baseline")]
+    lines = [*first_lines(measured), *_single_runs(measured, traced), *_few_steps(measured)]
     gains = findings.findings(measured, traced)
     following = text_of(gains[0], "advice") if gains else _otherwise(measured)
     return [line for line in [*lines, f"Next: {following}"] if line]
 
 
-def first_lines(measured: Measured) -> list[str]:
-    return list(map(text_of, _differences(measured)))
+def _said(kind: str, **values: Any) -> str:
+    return text_of(Finding(f"attached_{kind}", (), values))
 
 
-def _said(kind: str, **values: Any) -> Finding:
-    return Finding(f"attached_{kind}", (), values)
-
-
-def _missing(measured: Measured, what: str, arm: str) -> Finding:
+def _missing(measured: Measured, what: str, arm: str) -> str:
     reason = measured.reasons.get(arm, f"the arm {arm} was not asked for")
     return _said("missing", what=what, reason=reason)
 
@@ -52,14 +48,14 @@ def _otherwise(measured: Measured) -> str:
     once, spread, first = measured.saved("threads"), measured.spread_ratio, measured.ranks[0]
     # Ranks share cores, and a run with threads that fit was not slower.
     fits = once is not None and spread is not None and once.ratio >= -spread
-    return text_of(_said(
+    return _said(
         "otherwise", is_few=len(both) < 2, hidden=spread if (spread or 0.0) >= findings.LEAST else None,
         threads=first["threads"], cores=first["cores"], has_loader=measured.has_loader,
         fitted=measured.facts["threads"][0]["threads"] if fits else None,
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
-def _differences(measured: Measured) -> Iterator[Finding]:
+def first_lines(measured: Measured) -> Iterator[str]:
     ranks, by_clock_ratio, more_ratio = measured.ranks, *measured.marks_ratio
     usual_s, aa = measured.rate_s("baseline"), measured.aa
     is_host_only = ranks[0].get("host_only") and measured.device == "cuda" and len(ranks) > 1
@@ -73,7 +69,7 @@ def _differences(measured: Measured) -> Iterator[Finding]:
         yield _said("apart", reason=measured.apart)
     yield _where(measured)
     yield _slow(measured)
-    if (saved := measured.exchange) is None:
+    if (saved := measured.saved("no_exchange")) is None:
         yield _missing(measured, "Without the exchange", "no_exchange")
     else:
         changed = measured.changed("no_exchange")
@@ -90,7 +86,7 @@ def _gains(measured: Measured) -> Iterator[tuple[Arm, str, Saved]]:
             yield arm, arm.said.format_map({key: defaultdict(str, of) for key, of in known.items()}), saved
 
 
-def _where(measured: Measured) -> Finding:
+def _where(measured: Measured) -> str:
     what, parts = "Where it goes", []
     if why := _why_no_ranks(measured, what, "no_exchange"):
         return why
@@ -105,7 +101,7 @@ def _where(measured: Measured) -> Finding:
     return _said("where", ranks=parts) if parts else _missing(measured, what, measured.phase_source)
 
 
-def _why_no_ranks(measured: Measured, what: str, arm: str) -> Finding | None:
+def _why_no_ranks(measured: Measured, what: str, arm: str) -> str | None:
     if "no_exchange" not in measured.steps_s:
         return _missing(measured, what, "no_exchange")
     if measured.changed("no_exchange"):
@@ -113,7 +109,7 @@ def _why_no_ranks(measured: Measured, what: str, arm: str) -> Finding | None:
     return _said("uneven_steps", what=what) if varies(measured, arm) else None
 
 
-def _slow(measured: Measured) -> Finding:
+def _slow(measured: Measured) -> str:
     if why := _why_no_ranks(measured, "Slow rank", measured.own_arm):
         return why
     is_compared = measured.spread_ratio is not None and len(measured.own_s[measured.own_arm]) > 1
@@ -130,7 +126,7 @@ def _turns(measured: Measured) -> float | None:
     return float(np.median(ratios))
 
 
-def _input(measured: Measured) -> Finding:
+def _input(measured: Measured) -> str:
     saved, made = facts.saved_by_cached_input(measured), facts.batch_making(measured)
     if saved is None and "cached_input" not in measured.steps_s:
         return _missing(measured, "With cached input", "cached_input")
@@ -139,7 +135,7 @@ def _input(measured: Measured) -> Finding:
     return _said("input", saved=saved, made=making)
 
 
-def _single_runs(measured: Measured, traced: Traced | None) -> Iterator[Finding]:
+def _single_runs(measured: Measured, traced: Traced | None) -> Iterator[str]:
     yield from _buckets(measured)
     for arm, said, saved in _gains(measured):
         if arm.when == PROCESS:
@@ -154,7 +150,7 @@ def _single_runs(measured: Measured, traced: Traced | None) -> Iterator[Finding]
         yield _missing(measured, "Trace", "trace")
 
 
-def _buckets(measured: Measured) -> Iterator[Finding]:
+def _buckets(measured: Measured) -> Iterator[str]:
     arm = next((arm for arm in BUCKETS if arm in measured.reasons), None)
     if runs := findings.bucket_runs(measured):
         yield _said(
@@ -169,7 +165,7 @@ def _buckets(measured: Measured) -> Iterator[Finding]:
         yield _said("missing", what="Other bucket sizes", reason="DDP made the same buckets")
 
 
-def _efficiency(measured: Measured) -> Finding:
+def _efficiency(measured: Measured) -> str:
     if "one_worker" not in measured.steps_s:
         return _missing(measured, "Efficiency against one worker", "one_worker")
     if varies(measured, "one_worker"):
@@ -189,7 +185,7 @@ def _efficiency(measured: Measured) -> Finding:
     )  # fmt: skip
 
 
-def _few_steps(measured: Measured) -> Iterator[Finding]:
+def _few_steps(measured: Measured) -> Iterator[str]:
     often = [one for one in facts.rare(measured) if one.ratio >= LEAST_SAID]
     least, ratio, what = findings.other_steps(measured)
     is_more = measured.spread_ratio is not None and least > max(measured.spread_ratio, 0.02)
@@ -203,8 +199,7 @@ def _few_steps(measured: Measured) -> Iterator[Finding]:
         yield _said("long_steps", **asdict(usual), in_input=in_input if is_mostly else None)
     yield _said("facts", **facts.settings(measured))
     yield _said("horizon", **facts.horizon(measured))
-    some = [(arm, why) for arm, why in measured.reasons.items() if arm in measured.steps_s]
-    if some:
+    if some := [(arm, why) for arm, why in measured.reasons.items() if arm in measured.steps_s]:
         yield _said("left_out", runs=some)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 
 from scaling.attach.findings import LEAST
-from scaling.attach.inside.arms import ALL, ARMS, BUCKETS, SAFE, Arm
+from scaling.attach.inside.arms import ALL, ARMS, BUCKETS, SAFE, Arm, order_of
 from scaling.attach.inside.settings import threads_that_fit
 from scaling.attach.measured import Measured
 from scaling.attach.ranks import shares
@@ -24,8 +23,7 @@ def switchable(arms: Sequence[str]) -> list[str]:
 
 def apart(arms: Sequence[str], launch: int, seed: int) -> list[str]:
     """The same, each as a process of its own, in the order of a launch."""
-    drawn = switchable(arms)
-    random.Random(f"{seed}-{launch}").shuffle(drawn)
+    drawn = order_of(switchable(arms), seed, launch)
     if not launch:
         drawn.sort(key=lambda arm: (arm != "baseline", arm != "no_exchange"))
     return drawn
@@ -59,7 +57,7 @@ def _no_collectives(_: Arm, measured: Measured) -> str | None:
 
 
 def _hardly_shorter(measured: Measured, least: float) -> str | None:
-    saved = measured.exchange
+    saved = measured.saved("no_exchange")
     is_small = saved is not None and saved.ratio < least
     return f"without any exchange a step is not {least:.0%} shorter" if is_small else None
 

@@ -81,7 +81,7 @@ def _of_slow_ranks(measured: Measured, slow: SlowRank | None, spread: float) -> 
 def _of_exchange(measured: Measured) -> Iterator[Finding]:
     """What other buckets save, and what is left of the exchange then. The hook that leaves the exchange out
     is called for each bucket too: it hides what tiny ones cost."""
-    best, saved, hook = best_buckets(measured), measured.exchange, measured.saved("plain_all_reduce")
+    best, (saved, hook) = best_buckets(measured), map(measured.saved, ("no_exchange", "plain_all_reduce"))
     others = hook.ratio if hook is not None and hook.is_certain and hook.ratio >= LEAST else 0.0
     if best is not None:
         others += best[1]

@@ -167,24 +167,19 @@ def start_and_wait(
             return process.poll()
         finally:
             processes.end(process)
-            _shorten(log_path)
-            _redact(log_path)
+            _tidy(log_path)
             take_files(Path(wanted["out"]), cwd)
 
 
-def _shorten(log_path: Path) -> None:
-    size = log_path.stat().st_size
-    if size <= 2 * MOST_LOG_BYTES:
-        return
-    with log_path.open("r+b") as log:
-        log.seek(size - MOST_LOG_BYTES)
-        end = log.read()
-        log.seek(MOST_LOG_BYTES)
-        log.write(b"\n[%d bytes left out]\n%s" % (size - MOST_LOG_BYTES - len(end), end))
-        log.truncate()
-
-
-def _redact(log_path: Path) -> None:
+def _tidy(log_path: Path) -> None:
+    """Leaves out the middle of a long log, and the secrets in it and in records."""
+    if (size := log_path.stat().st_size) > 2 * MOST_LOG_BYTES:
+        with log_path.open("r+b") as log:
+            log.seek(size - MOST_LOG_BYTES)
+            end = log.read()
+            log.seek(MOST_LOG_BYTES)
+            log.write(b"\n[%d bytes left out]\n%s" % (size - MOST_LOG_BYTES - len(end), end))
+            log.truncate()
     redact_file(log_path)
     for path in log_path.parent.glob("rank*.json"):
         with contextlib.suppress(ValueError):  # it was cut off

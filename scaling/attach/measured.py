@@ -178,10 +178,6 @@ class Measured:
         """The largest relative difference of a baseline and its repetition in a launch; None without one."""
         return max(map(abs, aa.launches)) if (aa := self.aa) is not None else None
 
-    @property
-    def exchange(self) -> Saved | None:
-        return self.saved("no_exchange")
-
     def saved(self, arm: str) -> Saved | None:
         """How much shorter a step is; without exchange all still wait for the last rank in each step."""
         if ARMS[arm].when == PROCESS:

@@ -46,14 +46,10 @@ class AttachedFolder:
         self.batch = 0
 
     def finish(self, lines: Sequence[str]) -> None:
-        self.folder.write_study(
-            {
-                "schema_version": 1,
-                "name": f"attach-{self.script.removesuffix('.py')}",
-                "parts": [{"kind": "attached", "command": self.command, **self.settings}],
-                "notes": [f"steps of the user's own script: {self.command}", *lines],
-            }
-        )
+        study: dict[str, Any] = {"schema_version": 1, "name": f"attach-{self.script.removesuffix('.py')}"}
+        study["parts"] = [{"kind": "attached", "command": self.command, **self.settings}]
+        study["notes"] = [f"steps of the user's own script: {self.command}", *lines]
+        self.folder.write_study(study)
 
     def add(self, launch: int, position: int, run: Run) -> None:
         """Writes a launch of the script, each of its arms as a run; the steps of a trace are no samples."""
@@ -61,9 +57,8 @@ class AttachedFolder:
             cell = self._cell(run, arm)
             identity = {key: value for key, value in cell.items() if not key.endswith("_label")}
             record = RunRecord(digest({**identity, "command": self.command}), launch, cell)
-            self.folder.start_run(
-                record, {"launcher": "attach", "host": platform.node(), "position": position, "num_nodes": 1}
-            )
+            where = {"launcher": "attach", "host": platform.node(), "position": position, "num_nodes": 1}
+            self.folder.start_run(record, where)
             if run.reason is not None:
                 self.folder.fail_run(record, run.reason)
             elif not self._write_steps(record, launch, run, arm):
@@ -85,16 +80,14 @@ class AttachedFolder:
                 lines.append(line)
             self.folder.sample_writer(record.cell_id, launch, rank)(lines)
         shapes = run.ranks[0]["gradients"]
-        self.folder.finish_run(
-            record,
-            {
-                "num_parameters": sum(map(math.prod, shapes)),
-                "tensor_shapes": " ".join("x".join(map(str, shape)) or "1" for shape in shapes),
-                "signature": dict(zip(("backward", "input", "evaluation", "update"), signature, strict=True)),
-                "command": self.command,
-                "bucket_bytes": run.ranks[0]["bucket_bytes"],
-            },
-        )
+        summary = {
+            "num_parameters": sum(map(math.prod, shapes)),
+            "tensor_shapes": " ".join("x".join(map(str, shape)) or "1" for shape in shapes),
+            "signature": dict(zip(("backward", "input", "evaluation", "update"), signature, strict=True)),
+            "command": self.command,
+            "bucket_bytes": run.ranks[0]["bucket_bytes"],
+        }
+        self.folder.finish_run(record, summary)
         return True
 
     def _cell(self, run: Run, arm: str) -> dict[str, Any]:

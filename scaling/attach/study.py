@@ -161,7 +161,7 @@ class _Session:
 
     def _is_open(self) -> bool:
         """Whether launches disagree, or something seems faster."""
-        every = [self.measured.aa, self.measured.exchange, self.measured.saved("cached_input")]
+        every = [self.measured.aa, self.measured.saved("no_exchange"), self.measured.saved("cached_input")]
         disagree = any(saved is not None and saved.disagrees for saved in every)
         return disagree or (self.plan.launches > 1 and bool(to_confirm(self.measured, is_switched=True)))
 

@@ -277,7 +277,7 @@ def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen, kind):
                 sizes = (8, *(int(1e3 * both[rank["rank"]]) for both in turns))
                 rank["batches"] = [(size, 8 * size) for size in sizes] if seen else []
             measured.add(launch, Run(arm, ranks))
-    assert round(measured.exchange.ratio, 2) == 0.01
+    assert round(measured.saved("no_exchange").ratio, 2) == 0.01
     (found,) = findings(measured)
     assert (found.kind, round(found.values["ratio"], 1)) == (kind, 0.3)
     lines = answer(measured)
@@ -305,21 +305,21 @@ def _switched(gains, rounds=4):
 def test_an_estimate_is_of_neighbouring_blocks_without_first_steps_as_wide_as_launches_differ():
     arms = {"baseline": 0.1, "aa": 0.1, "no_exchange": 0.08}
     measured = _switched([arms, {**arms, "no_exchange": 0.09}])
-    saved = measured.exchange
+    saved = measured.saved("no_exchange")
     assert (saved.rounds, [round(one, 2) for one in saved.launches]) == (8, [0.2, 0.1])
     assert round(saved.ratio, 2) == 0.15
     assert saved.half is not None
     assert saved.half >= 0.05
     assert (saved.disagrees, measured.aa.disagrees) == (True, False)
     arms = {"baseline": 0.1, "aa": 0.107, "no_exchange": 0.094}
-    assert not _switched([arms, arms]).exchange.is_certain
+    assert not _switched([arms, arms]).saved("no_exchange").is_certain
     ranks = made_marks.made_switched({"baseline": 0.1, "no_exchange": 0.05})
     for rank in ranks:
         for at in [at for at, label in enumerate(rank["labels"]) if label[2] == 0 and label[1] >= 0]:
             rank["step_s"][0] = [s + 0.5 * (number >= at) for number, s in enumerate(rank["step_s"][0])]
     measured = Measured()
     measured.add(0, Run("switched", ranks, arms=("baseline", "no_exchange")))
-    assert round(measured.exchange.ratio, 3) == 0.5
+    assert round(measured.saved("no_exchange").ratio, 3) == 0.5
 
 
 def test_an_arm_that_switches_garbage_collection_off_takes_a_row_and_a_template_alone(tmp_path, monkeypatch):

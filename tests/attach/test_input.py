@@ -197,7 +197,7 @@ def test_drawing_from_another_loader_without_gradients_is_an_evaluation(agent, l
                                   lambda items: tuple(value for _, value in items)])  # fmt: skip
 def test_a_cached_batch_is_a_copy_of_its_tensors_whatever_holds_them(made):
     batch = made([("inputs", torch.zeros(2)), ("targets", [torch.zeros(2)])])
-    copied = cached.copied(batch)
+    copied = cached.mapped(batch, cached.copied)
     assert type(copied) is type(batch)
     inputs, targets = _values(copied)
     inputs += 1

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-INJECTED = "_scaling_attach_inside"
-"""This package's name where `inject/sitecustomize.py` has loaded it by file."""
+INJECTED = "_scaling_attach_inside"  # its name where `inject/sitecustomize.py` has loaded it by file
 
 
 @cache

@@ -1,8 +1,5 @@
-"""One process of one run: keeps the marks of its steps, changes arms, and ends it when there are enough.
-
-Nothing is changed before the script wraps a model by DistributedDataParallel: torchrun's agent and loaders'
-workers have torch too.
-"""
+"""One process of one run: keeps marks of its steps, changes arms, ends it when there are enough. Nothing is
+changed before the script wraps a model in DDP: torchrun's agent and loaders' workers have torch too."""
 
 import gc
 import multiprocessing
@@ -75,8 +72,7 @@ class Agent:
         self.arm: Arm = ARMS[self.plan.first]
         self.warmup, self.steps = int(order["warmup"]), int(order["steps"])
         self.deadline = time.monotonic() + float(order["deadline_s"])
-        # Of arms and samples; another in each launch that switches arms.
-        self.seed = int(order.get("seed", 0))
+        self.seed = int(order.get("seed", 0))  # of arms and samples; another in each such launch
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
         self.phases: list[tuple[str, float, float]] = []  # of all that is timed: its name, start and end
         self.updates: dict[int, float] = {}  # when each optimizer began its step, in arms with phases
@@ -89,8 +85,7 @@ class Agent:
         self.own_s = 0.0
         self.facts: dict[str, Any] = {}
         self.models: list[Any] = []
-        self.is_armed = False
-        self.leaves_out_collectives = False
+        self.is_armed = self.is_stopping = self.all_used = self.leaves_out_collectives = False
         self.when_exchanging: list[Callable[[], None]] = []
         self.threads: set[int] = set()  # of this process, those that have wrapped a model or made a step
         self.evaluating_since: float | None = None
@@ -102,9 +97,7 @@ class Agent:
         self.counts_of: dict[int, list[list[int]]] = {}
         self.parameters: set[int] = set()  # of models that are wrapped, or of the optimizer, by `id`
         self.optimizers: list[Optimizer] = []
-        self.all_used = False
         self.steps_without = self._backward_without = 0
-        self.is_stopping = False
         self.place = (int(os.environ.get("RANK", "0")), 1)
         self._profiler: Any = None
         self._traced_from = 0
@@ -120,10 +113,9 @@ class Agent:
 
     def take(self, model: Any, optimizer: Any) -> None:
         if model not in self.models:
-            arm = self.arm
-            if self.plan.is_switched or not arm.exchanges or arm.bucket_mb or arm.at_start:
+            why, arm = NO_SWITCH if self.plan.is_switched else "", self.arm
+            if why or not arm.exchanges or arm.bucket_mb or arm.at_start:
                 # Wrapped before this: what the arm changes would be no more than its name.
-                why = NO_SWITCH if self.plan.is_switched else ""
                 self.refuse(f"{why}the model was wrapped before `attached` could change it")
             self.arm_with(model)
         self.parameters.update(map(id, _parameters(optimizer)))
@@ -251,8 +243,7 @@ class Agent:
         is_alone = self.arm.is_alone  # a script may wrap its model only for several
         self._watch_exit()
         self.steps_without += 1
-        used = what_it_uses(optimizer) if self.steps_without == 1 and not is_alone else None
-        if used is not None:
+        if self.steps_without == 1 and not is_alone and (used := what_it_uses(optimizer)):
             self.refuse(f"it uses {used}")
         if is_alone or (self.steps_without > UNWRAPPED and self._begin_without()):
             self.is_armed = True

@@ -18,10 +18,6 @@ LONGEST_BLOCK = 7  # steps of an arm in a round, at most
 SWITCHED, LATER, PROCESS = "switched", "switched, from the second launch on", "a process of its own"
 
 
-def _nothing(agent: Any) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Arm:
     name: str
@@ -30,8 +26,8 @@ class Arm:
     question: str
     excluded_by: tuple[str, ...]  # arms that cannot be on in the same process; every row says it
     # Called with the agent where a block begins and ends, or at the start of a run of its own.
-    on: Callable[[Any], None] = _nothing
-    off: Callable[[Any], None] = _nothing
+    on: Callable[[Any], None] = lambda _: None
+    off: Callable[[Any], None] = lambda _: None
     exchanges: bool = True  # gradients and buffers are exchanged
     has_phases: bool = False  # the phases of a step are timed
     is_settled: bool = False  # after a GPU has finished each

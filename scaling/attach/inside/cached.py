@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class Repeats:
     given again; torch counts such changes, but not those through numpy or `.data`."""
 
     def __init__(self, batch: Any) -> None:
-        self._kept = copied(batch)
+        self._kept = mapped(batch, copied)
         self._copies: list[tuple[Any, list[tuple[torch.Tensor, int]]]] = []
         self._given = 0
 
@@ -32,19 +33,15 @@ class Repeats:
             self._copies.append(self._copy())
         elif any(tensor._version != version for tensor, version in self._copies[at][1]):
             self._copies[at] = self._copy()
-        return _mapped(self._copies[at][0], _shared)
+        return mapped(self._copies[at][0], _shared)
 
     def _copy(self) -> tuple[Any, list[tuple[torch.Tensor, int]]]:
-        batch = copied(self._kept)
+        batch = mapped(self._kept, copied)
         return batch, [(one, one._version) for one in tensors_of(batch) if not one.is_inference()]
 
 
-def copied(batch: Any) -> Any:
-    """The batch with copies of its tensors and arrays, in pinned memory where they were."""
-    return _mapped(batch, _copied)
-
-
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """A copy of a tensor or an array, in pinned memory where it was."""
     if not isinstance(value, torch.Tensor):
         return value.copy()
     has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -56,36 +53,30 @@ def _copied(value: Any) -> Any:
 def _shared(value: Any) -> Any:
     """Another tensor with the same memory and the same count of changes; a copy where there is no count."""
     if not isinstance(value, torch.Tensor) or value.is_inference():
-        return _copied(value)
+        return copied(value)
     return value.detach()
 
 
-def _mapped(batch: Any, call: Callable[[Any], Any]) -> Any:
+def mapped(batch: Any, call: Callable[[Any], Any]) -> Any:
     """The batch with the results for its tensors and arrays; a part that cannot be rebuilt stays as it is."""
-    try:
-        return _rebuilt(batch, call)
-    except Exception:  # noqa: BLE001 # the script's own class
-        return batch
-
-
-def _rebuilt(batch: Any, call: Callable[[Any], Any]) -> Any:
-    if isinstance(batch, torch.Tensor) or type(batch).__name__ == "ndarray":
-        return call(batch)
     new: Any
-    if isinstance(batch, Mapping):
-        new = copy.copy(batch)
-        for key, value in batch.items():
-            new[key] = _mapped(value, call)
-        return new
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_mapped(value, call) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(_mapped(value, call) for value in batch)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        new = copy.copy(batch)
-        for field in dataclasses.fields(batch):
-            object.__setattr__(new, field.name, _mapped(getattr(batch, field.name), call))
-        return new
+    with suppress(Exception):  # of the script's own class
+        if isinstance(batch, torch.Tensor) or type(batch).__name__ == "ndarray":
+            return call(batch)
+        if isinstance(batch, Mapping):
+            new = copy.copy(batch)
+            for key, value in batch.items():
+                new[key] = mapped(value, call)
+            return new
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return type(batch)(*(mapped(value, call) for value in batch))
+        if isinstance(batch, (list, tuple)):
+            return type(batch)(mapped(value, call) for value in batch)
+        if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+            new = copy.copy(batch)
+            for field in dataclasses.fields(batch):
+                object.__setattr__(new, field.name, mapped(getattr(batch, field.name), call))
+            return new
     return batch
 
 
@@ -95,8 +86,7 @@ class Repeated(dataloader._BaseDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         self._attach_loader, self._attach_drawn, self._attach_cached = loader, 0, 0
         self.real: Any = None
-        self._num_workers = loader.num_workers
-        self._index_sampler = loader._index_sampler
+        self._num_workers, self._index_sampler = loader.num_workers, loader._index_sampler
 
 
 def cache_input(agent: Agent) -> None:
@@ -153,11 +143,9 @@ def cache_input(agent: Agent) -> None:
 
 def _ready(iterator: Any) -> int:
     """The batches that loader workers have made and that were not drawn; 0 without workers."""
-    if not hasattr(iterator, "_data_queue"):
-        return 0
     try:
         waiting = iterator._data_queue.qsize()
-    except NotImplementedError:  # macOS
+    except (AttributeError, NotImplementedError):  # there are none; macOS
         return 0
     return int(waiting) + sum(len(task) > 1 for task in iterator._task_info.values())
 

@@ -89,9 +89,7 @@ def _reduced(bucket: GradBucket, dtype: torch.dtype | None) -> torch.futures.Fut
     buffer = bucket.buffer()
     sent = buffer.to(dtype or buffer.dtype).div_(dist.get_world_size())
     future = _all_reduce(sent, async_op=True).get_future()
-    if dtype is None:
-        return future.then(lambda done: done.value()[0])
-    return future.then(lambda done: buffer.copy_(done.value()[0]))
+    return future.then(lambda done: done.value()[0] if dtype is None else buffer.copy_(done.value()[0]))
 
 
 _all_reduce = dist.all_reduce  # before the script's own calls are counted
@@ -187,12 +185,10 @@ def _exchange_or_not(agent: Agent) -> None:
         model.broadcast_buffers = bool(model._attach_broadcasts) and not is_left_out
         if agent.arm.exchanges and agent.plan.is_switched and len(agent.plan.labels) >= agent.warmup:
             _make_equal(agent, model)
-    zero: Any = sys.modules.get(ZERO)
-    if zero is not None:
-        kind = zero.ZeroRedundancyOptimizer
-        if not hasattr(kind, "_attach_sync"):
-            kind._attach_sync = kind._sync_params
-            kind._sync_params = lambda self: self._attach_sync() if agent.arm.exchanges else None
+    kind: Any = getattr(sys.modules.get(ZERO), "ZeroRedundancyOptimizer", None)
+    if kind is not None and not hasattr(kind, "_attach_sync"):
+        kind._attach_sync = kind._sync_params
+        kind._sync_params = lambda self: self._attach_sync() if agent.arm.exchanges else None
 
 
 def _make_equal(agent: Agent, model: Any) -> None:

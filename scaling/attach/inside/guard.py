@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import functools
 import io
@@ -10,9 +11,8 @@ import pathlib
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
-
-from .copies import Copies
 
 MOST_KEPT = 1000
 MOST_COPIED = 256 * 2**20  # bytes of an older file that a run changes; a larger one is not copied
@@ -22,10 +22,6 @@ CACHES = ("__pycache__", "/.cache/", "/.triton/", "/.nv/")
 
 _ACCESSOR: Any = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10's has the functions of `os` itself
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
-
-
-def _refuse(reason: str) -> None:
-    raise PermissionError(reason)
 
 
 class _Builtin:
@@ -43,6 +39,87 @@ class _Builtin:
         return self.__name__  # pools send functions to their workers
 
 
+class Copies:
+    """In the run's folder: `instead/` has one copy for each older file (before `began_s`) that was written
+    to, named by what identifies it; `removed-HOST-PID` a line for each path that was removed."""
+
+    def __init__(self, out: str, began_s: float) -> None:
+        self._out, self._began_s = out, began_s
+        self._folder = os.path.join(out, "instead")
+        self._is_any = False
+        self._noted: set[tuple[str, str]] = set()
+        self._open, self._unlink, self._mkdir = os.open, os.unlink, os.mkdir
+        self._link, self._replace, self._move, self._copy = os.link, os.replace, shutil.move, shutil.copyfile
+
+    def note(self, kind: str, name: str) -> None:
+        if (kind, name) in self._noted:
+            return
+        self._noted.add((kind, name))
+        path = f"{self._out}/{kind}-{os.uname().nodename}-{os.getpid()}"
+        file = self._open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(file, os.fsencode(name) + b"\n")
+        os.close(file)
+
+    def removed(self) -> set[str]:
+        names = set[str]()
+        for entry in os.listdir(self._out):
+            if entry.startswith("removed-"):
+                with os.fdopen(self._open(f"{self._out}/{entry}", os.O_RDONLY), "rb") as lines:
+                    names.update(os.fsdecode(line.rstrip(b"\n")) for line in lines)
+        return names
+
+    def older_file(self, path: Any, dir_fd: int | None = None) -> os.stat_result | None:
+        """The status of the older file that a path leads to; None if it leads to none."""
+        try:
+            status = os.stat(path, dir_fd=dir_fd)
+        except (OSError, ValueError, TypeError):
+            return None
+        return status if stat.S_ISREG(status.st_mode) and status.st_ctime < self._began_s else None
+
+    def place(self, status: os.stat_result) -> str:
+        """Where the copy of a file is, if there is one. The number of a device differs between nodes."""
+        return f"{self._folder}/{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+    def latest(self, path: Any, dir_fd: int | None = None) -> Any:
+        """What to open to read a path: the copy if there is one, else the path."""
+        if not self._is_any:
+            if not os.access(self._folder, os.F_OK):
+                return path
+            self._is_any = True
+        if isinstance(path, int) or (status := self.older_file(path, dir_fd)) is None:
+            return path
+        place = self.place(status)
+        return place if os.access(place, os.F_OK) else path
+
+    def begin(self, status: os.stat_result, name: str | None) -> str:
+        """Where a file's copy is, made if there is none. `name`: of its content; None: empty."""
+        with suppress(FileExistsError):
+            self._mkdir(self._folder)
+        place = self.place(status)
+        if name is not None and not os.path.exists(place):
+            unfinished = _unfinished(place)
+            self._copy(name, unfinished)
+            try:
+                self._link(unfinished, place)
+            except OSError:  # a file system without links, or another process was first: its copy stays
+                if not os.path.exists(place):
+                    self._replace(unfinished, place)
+            with suppress(FileNotFoundError):
+                self._unlink(unfinished)
+        return place
+
+    def put(self, src: Any, status: os.stat_result) -> None:
+        """A file of the run's own becomes the copy of an older one."""
+        place = self.begin(status, None)
+        self._move(os.fspath(src), unfinished := _unfinished(place))  # from another file system it is a copy
+        self._replace(unfinished, place)
+
+    def drop(self, path: Any, dir_fd: int | None = None) -> None:
+        if (status := self.older_file(path, dir_fd)) is not None:
+            with suppress(OSError):
+                self._unlink(self.place(status))
+
+
 class Guard:
     """Calls that would delete, replace or write over an older file do nothing, or write to a copy, which
     later reads are given in all processes of the run. Each path that is kept is a line of a file
@@ -55,7 +132,6 @@ class Guard:
         self.latest = self._copies.latest
         self.changed, self.emptied = (functools.partial(self.instead, is_emptied=of) for of in (False, True))
         self._write = builtins.open
-        self.refuse: Callable[[str], None] = _refuse  # with a reason why a run cannot go on
         # Called with each file that is opened to write bytes; the script is given what it returns.
         self.watch: Callable[[Any], Any] = lambda opened: opened
         for holder, names, call in (
@@ -77,6 +153,10 @@ class Guard:
         builtins.open = io.open = self._opened
         if _ACCESSOR is not None:
             _ACCESSOR.open = self._opened
+
+    def refuse(self, reason: str) -> None:
+        """Why a run cannot go on; ended by the agent, once there is one."""
+        raise PermissionError(reason)
 
     def _age(self, path: Any, dir_fd: int | None = None, *, is_followed: bool = False) -> str:
         try:
@@ -233,6 +313,10 @@ class Guard:
         ages = [self._age(*at, is_followed=is_followed) for is_followed in (False, True)]
         if isinstance(path, int) or "older" not in ages:
             call(path, *arguments, **named)
+
+
+def _unfinished(place: str) -> str:
+    return f"{place}.{os.uname().nodename}-{os.getpid()}-{_thread.get_ident()}"
 
 
 def _absolute(path: Any, dir_fd: int | None) -> str:

@@ -1,8 +1,5 @@
-"""Which arm is on in which step: blocks of a few steps, the arms of a round in random order.
-
-All ranks draw from one seed and agree by the store on two numbers alone: steps of a block, and the last
-round.
-"""
+"""Which arm is on in which step: blocks of a few steps, the arms of a round in random order. All ranks draw
+from one seed and agree by the store on two numbers alone: steps of a block, and the last round."""
 
 import time
 from pathlib import Path
@@ -27,8 +24,7 @@ class Plan:
         self._seed, self._enough = int(order.get("seed", 0)), Path(order["out"]) / "enough"
         self._budget_s, self._began_s = float(order.get("budget_s", 0.0)), 0.0
         self.waits_for_epoch = bool(order.get("until_epoch"))  # no step is the last one before it has ended
-        self._block, self._last = LONGEST_BLOCK, 0
-        self._label = (self.first, -1, 0)
+        self._block, self._last, self._label = LONGEST_BLOCK, 0, (self.first, -1, 0)
 
     def ends_block(self, made: int, warmup: int) -> bool:
         return made >= warmup and not (made - warmup) % self._block
@@ -56,8 +52,7 @@ class Plan:
     def _agree_on_block(self, marks_s: list[float], rank: int) -> int:
         step_s = (marks_s[-1] - marks_s[0]) / max(len(marks_s) - 1, 1)
         block = LONGEST_BLOCK if LONGEST_BLOCK * step_s <= BLOCK_S else LEAST_BLOCK
-        store = _store()
-        if store is None:
+        if (store := _store()) is None:
             return LONGEST_BLOCK
         if rank == 0:
             store.set(KEY.format("block"), str(block))

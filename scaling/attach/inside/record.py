@@ -22,8 +22,7 @@ BUFFERS_OPTION = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS el
 
 
 def write(agent: Any) -> None:
-    rank, world_size = agent.place
-    own = place()
+    (rank, world_size), own = agent.place, place()
     record = {
         "rank": rank,
         "world_size": world_size,

@@ -32,7 +32,7 @@ _open = Counter[int]()  # saves of a thread that have not ended: those within on
 def watch_saves(agent: Agent, guard: Guard) -> None:
     """Saves write what they would, to new files; `torch.save` may write by a path in C++, past the guard."""
 
-    guard.refuse = agent.refuse
+    guard.refuse = agent.refuse  # type: ignore[method-assign]
     guard.watch = lambda opened: _watched_file(agent, opened)
     for holder in (torch, torch.jit):
         redirect(holder, "load", 0, "f", guard.latest)  # it may read by a path in C++ too
@@ -75,13 +75,12 @@ def _saved(agent: Agent, start_s: float) -> None:
 class _Closing:
     """Of a file that is written: what passes until it is closed, in the same step, is a save."""
 
-    def begins(self, agent: Agent) -> None:
-        self._begin = agent, time.perf_counter(), agent.done["update"]
+    began: tuple[Agent, float, int]  # when, and after how many steps
 
     def close(self) -> None:
         was_open = not self.closed  # type: ignore[attr-defined]
         super().close()  # type: ignore[misc]
-        agent, start_s, made = self._begin
+        agent, start_s, made = self.began
         if was_open and made == agent.done["update"]:
             _saved(agent, start_s)
 
@@ -97,7 +96,7 @@ def _watched_file(agent: Agent, opened: Any) -> Any:
     if kind is None or name.startswith(QUIET) or any(part in name for part in CACHES):
         return opened
     watched = kind(opened.detach(), 2**17)
-    watched.begins(agent)
+    watched.began = agent, time.perf_counter(), agent.done["update"]
     return watched
 
 
