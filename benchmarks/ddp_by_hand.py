@@ -3,12 +3,13 @@
     torchrun --nproc-per-node=2 benchmarks/ddp_by_hand.py --arms one_bit one_bit/plain one_bit/captured
 
 Arms are aggregators, in the overlapped step; `/plain`: without the CUDA graphs of buckets; `/views`: with
-DDP's gradient_as_bucket_view; `/captured`: in the captured step. All arms and the loop train in turn, some
-iterations in a row, in an order drawn anew in each round; a time is that of the slowest rank between two
-points at which the device is idle. Printed are medians with quartiles, and the median over the rounds of the
-ratio of an arm's time to the loop's (1.01: 1% slower); `host_us_per_bucket` is how long the hook holds the
-backward pass back for one bucket, and `--profile` says where that goes. `--network gpt-nano --device cpu`
-tries it anywhere.
+DDP's gradient_as_bucket_view; `/captured`: in the captured step, of which `/captured/hidden` exchanges all
+but the last bucket, and `/captured/last` that alone. All arms and the loop train in turn, some iterations in
+a row, in an order drawn anew in each round; a time is that of the slowest rank between two points at which
+the device is idle. Printed are medians with quartiles, and the median over the rounds of the ratio of an
+arm's time to the loop's (1.01: 1% slower); `host_us_per_bucket` is how long the hook holds the backward pass
+back for one bucket, and `--profile` says where that goes. `--network gpt-nano --device cpu` tries it
+anywhere.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class Network:
 
     def arm(self, arm: str, group: TorchGroup) -> Step:
         """A step of the study's."""
-        name, _, way = arm.partition("/")
+        name, *ways = arm.split("/")
+        way = ways[0] if ways else ""
         aggregator = create(name, {"warmup_steps": 3} if name == "one_bit_adam" else {})
         settings = self.settings(aggregator.own_momentum())
         inputs, targets = self.batches[0]
@@ -129,7 +131,12 @@ class Network:
         if way == "captured":
             replica = FlatReplica(self.module(), compute=compute)
             layered = LayeredStep(replica, aggregator, settings, group, bucket_mb=BUCKET_MB, capturable=True)
+            if ways[1:]:
+                _exchange_part(layered, only_last=ways[1] == "last")
             return CapturedStep(layered, inputs, targets, group)
+        if aggregator.ddp_path() == "layered":
+            replica = FlatReplica(self.module(), compute=compute)
+            return LayeredStep(replica, aggregator, settings, group, bucket_mb=BUCKET_MB)
         HookedBuckets.captures = way != "plain"
         step = OverlappedStep(
             Replica(self.module(), compute=compute),
@@ -139,6 +146,20 @@ class Network:
         )  # fmt: skip
         HookedBuckets.captures = True
         return step
+
+
+def _exchange_part(step: LayeredStep, *, only_last: bool) -> None:
+    """The others are stepped with what this rank has: so much of a step is the exchange of some buckets."""
+    exchange, last = step._bring_together, step._parts[-1]
+
+    def part(bucket: Any) -> None:
+        if (bucket is last) == only_last:
+            exchange(bucket)
+        else:
+            with torch.no_grad():
+                step._update(bucket, step._flat_gradient(bucket), step._marks.phase)
+
+    step._bring_together = part  # type: ignore[method-assign]
 
 
 def timed(step: Step, batches: list[Any], count: int, group: TorchGroup, device: torch.device) -> float:
@@ -159,11 +180,13 @@ def timed(step: Step, batches: list[Any], count: int, group: TorchGroup, device:
 
 def host_us_per_bucket(step: Any, batches: list[Any], count: int) -> float | None:
     """How long the hook takes of the host, a bucket; None where there is none."""
-    buckets = getattr(step, "_buckets", None)
-    if buckets is None or not step.bucket_bytes:
+    buckets, call = getattr(step, "_buckets", None), "launch"
+    if isinstance(step, LayeredStep):
+        buckets, call = step, "_take_on"
+    elif buckets is None or not step.bucket_bytes:
         return None
     took: list[float] = []
-    launch = buckets.launch
+    launch = getattr(buckets, call)
 
     def clocked(*given: Any) -> Any:
         start = time.perf_counter()
@@ -171,10 +194,10 @@ def host_us_per_bucket(step: Any, batches: list[Any], count: int) -> float | Non
         took.append(time.perf_counter() - start)
         return future
 
-    buckets.launch = clocked
+    setattr(buckets, call, clocked)
     for index in range(count):
         step(*batches[index % len(batches)])
-    del buckets.launch
+    delattr(buckets, call)
     return 1e6 * float(np.mean(took))
 
 

@@ -236,7 +236,13 @@ class Zygotes:
             prepared.wait_until_imported()
 
     def launch(
-        self, repeat: int, spec: LaunchSpec, environment: Mapping[str, str], log: Path
+        self,
+        repeat: int,
+        spec: LaunchSpec,
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        others_may_import: bool = False,
     ) -> ForkedLaunch:
         if self._zygote is None or self._repeat != repeat or not self._zygote.is_alive:
             if self._zygote is not None:
@@ -244,7 +250,8 @@ class Zygotes:
                 self._zygote = None
             self.begin()
             self._zygote, self._repeat = self._prepared.pop(0), repeat
-        self.wait_until_imported()
+        if not others_may_import:
+            self.wait_until_imported()
         return self._zygote.launch(spec, environment, log)
 
     def close(self) -> None:

@@ -138,6 +138,7 @@ def _with_new_names(words: list[str]) -> list[str]:
 def main() -> None:
     """The entry point: errors of the user's are one message and exit code 2, never a traceback."""
     open_standard_streams()
+    stdout = os.dup(1)  # a library that finds it unread puts another file in its place
     gc.set_threshold(50_000)  # most of what is imported and read stays; looking through it costs a tenth
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -156,7 +157,7 @@ def main() -> None:
         broken = ended.__context__
         if not isinstance(broken, BrokenPipeError):  # which typer and rich end with code 1
             raise
-        if not _is_unread():  # another pipe, as of a worker
+        if not _is_unread(stdout):  # another pipe, as of a worker
             raise broken from None
         with suppress(OSError):  # stderr may be the same pipe
             note("stdout is read no more (as by `| head`): the rest was not printed")
@@ -186,10 +187,10 @@ def _require_text(words: list[str]) -> None:
             )
 
 
-def _is_unread() -> bool:
-    """Whether stdout is a pipe or a terminal at whose other end nobody is left."""
+def _is_unread(descriptor: int) -> bool:
+    """Whether it is a pipe or a terminal at whose other end nobody is left."""
     poll = select.poll()
-    poll.register(1, 0)  # what is wrong is told without being asked for
+    poll.register(descriptor, 0)  # what is wrong is told without being asked for
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 

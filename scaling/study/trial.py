@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from launchers.base import LaunchSpec
-from launchers.zygote import Zygotes
+from launchers.zygote import STARTED_AT_ONCE, Zygotes
 from scaling.device_studies.training_step import training_step
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
@@ -29,6 +29,7 @@ from scaling.study.prepare import this_machine
 from scaling.study.resolve import resolve
 from scaling.study.schema import Study
 from scaling.study.workloads import ChosenWorkload, choose
+from topologies.detect import num_usable_cores
 
 Note = Callable[[str], None]
 SHORTEST_S, LONGEST_S = 0.010, 0.030
@@ -98,10 +99,10 @@ def _stored(study: object, key: str) -> int | None:
 
 
 def _trial(workload: Workload, device: str, threads: int, note: Note, zygotes: Zygotes) -> int:
-    zygotes.wait_until_imported()  # nothing is imported while something is timed
     if device == "cuda":
         batch, seconds = in_forked_process(workload, device, threads, zygotes)
     else:
+        zygotes.wait_until_imported()  # nothing is imported while something is timed
         batch, seconds = _tried(workload, device, threads)
     note(f"{workload.model.name}: batch {batch} by a trial, {1000 * seconds:.3g} ms a step on one worker")
     return batch
@@ -114,7 +115,8 @@ def in_forked_process(workload: Workload, device: str, threads: int, zygotes: Zy
         asked = {"workload": workload.model_dump(mode="json"), "device": device, "threads": threads}
         write_whole(request, json.dumps(asked).encode())
         spec = LaunchSpec(1, threads, __name__, [str(request)])
-        code = zygotes.launch(0, spec, os.environ, log).wait()
+        has_cores = num_usable_cores() > 2 * STARTED_AT_ONCE  # a GPU's steps need one of them
+        code = zygotes.launch(0, spec, os.environ, log, others_may_import=has_cores).wait()
         result = json.loads(request.read_text(encoding="utf-8"))
     if code or "error" in result:
         why = result.get("error", f"its process ended with exit code {code}")

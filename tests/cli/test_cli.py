@@ -185,8 +185,9 @@ def test_script_finds_modules_of_the_working_folder_last_and_none_with_a_safe_pa
     assert str(tmp_path) not in found["1"]
 
 
-def test_reader_of_stdout_that_has_gone_is_said():
-    command = [sys.executable, "-m", "scaling", "list", "aggregators"]
+@pytest.mark.parametrize("words", [["list", "aggregators"], ["--help"]])
+def test_reader_of_stdout_that_has_gone_is_said(words: list[str]):
+    command = [sys.executable, "-m", "scaling", *words]
     ended, unread = os.pipe()
     os.close(ended)
     with os.fdopen(unread, "w") as gone:
