@@ -284,9 +284,12 @@ class LearningPlan:
 
     def findings(self) -> Iterator[Finding]:
         rows = [row for one in self.trained for row in one.rows]
-        ids, known = tuple(row["cell_id"] for row in rows), [row for row in rows if row["noise_scale_low"]]
-        lows = [row["noise_scale_low"] for row in known]
-        highs = [row["noise_scale_high"] or math.inf for row in known]
+        ids = tuple(row["cell_id"] for row in rows)
+        is_divided = any(row["preconditioned_noise_scale_low"] for row in rows)
+        scale = "preconditioned_noise_scale" if is_divided else "noise_scale"
+        known = [row for row in rows if row[f"{scale}_low"]]
+        lows = [row[f"{scale}_low"] for row in known]
+        highs = [row[f"{scale}_high"] or math.inf for row in known]
         values: dict[str, Any] = {
             "given": self.given,
             "batches": [one.values() for one in self.trained],
@@ -294,7 +297,7 @@ class LearningPlan:
             "unfinished": self.unfinished,
             "fewest": FEWEST_BATCHES,
             "rule": rate_rule(self.trained),
-            "noise": {"low": min(lows), "high": max(highs)} if known else None,
+            "noise": {"low": min(lows), "high": max(highs), "is_divided": is_divided} if known else None,
         }
         if self.fit is None:
             yield Finding("critical_batch_unknown", ids, values)

@@ -28,6 +28,10 @@ from scaling.measure.statistics import CONFIDENCE
 
 Floats = NDArray[np.float64]
 
+NOISE_FORMS = (
+    "noise",
+    "preconditioned_noise",
+)  # keys of an epoch: gradients as they are; as Adam divides them
 MOST_GROUPS, FEWEST_GROUPS = 20, 4  # one or two steps may be of a model that has learned nothing yet
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from scaling.analysis.columns import Row, by_key
-from scaling.analysis.gradient_noise import Squares, noise_scale
+from scaling.analysis.gradient_noise import NOISE_FORMS, noise_scale
 from scaling.analysis.samples import CellResult, Floats, TrainingSamples
 from scaling.axes import Role, Shared, agree, axis, columns_without
 from scaling.measure.statistics import estimate_median, interval_of_launches
@@ -33,11 +33,12 @@ _EPOCH_VALUES = (
 )
 """Columns of convergence.csv that `TrainingSamples` has an array of."""
 
-_NOISE_VALUES = ("noise_scale", "noise_scale_low", "noise_scale_high")
+_ENDS = ("", "_low", "_high")
+NOISE_VALUES = [f"{form}_scale{end}" for form in NOISE_FORMS for end in _ENDS]
 EPOCH_COLUMNS = {
     **dict.fromkeys(("cell_id", "model", "dataset", "aggregator"), "string"),
     **dict.fromkeys(("world_size", "global_batch", "seed", "repeat", "epoch", "samples"), "Int64"),
-    **dict.fromkeys((*_EPOCH_VALUES, *_NOISE_VALUES), "float64"),
+    **dict.fromkeys((*_EPOCH_VALUES, *NOISE_VALUES), "float64"),
     "state": "string",
 }
 """Of convergence.csv: one row an epoch; of a run whose state is not `done`, its epochs so far."""
@@ -69,19 +70,18 @@ def convergence_values(cell: CellResult) -> Row:
         "target_accuracy": target,
         "target_state": _target_state(cell.cell, trainings, reached) if is_aimed else None,
         "joules_per_sample": _median(energy_per_sample),
-        **noise_values(
-            [
-                training.noise[: None if index is None else index + 1]
-                for training, index in zip(trainings, reached, strict=True)
-            ]
-        ),
+        **noise_values(trainings, [slice(None if index is None else index + 1) for index in reached]),
     }
 
 
-def noise_values(windows: Sequence[Sequence[Squares]]) -> Row:
-    """The columns of the noise scale over epochs of several trainings; none where nobody looked."""
-    found = noise_scale(windows)
-    return {} if found is None else dict(zip(_NOISE_VALUES, found, strict=True))
+def noise_values(trainings: Sequence[TrainingSamples], epochs: Sequence[slice]) -> Row:
+    """The columns of the noise scales over these epochs of the trainings; none where nobody looked."""
+    values: Row = {}
+    for form in NOISE_FORMS:
+        of_form = [getattr(one, form)[chosen] for one, chosen in zip(trainings, epochs, strict=True)]
+        if (found := noise_scale(of_form)) is not None:
+            values |= {f"{form}_scale{end}": value for end, value in zip(_ENDS, found, strict=True)}
+    return values
 
 
 def index_of_target(training: TrainingSamples, cell: Mapping[str, Any]) -> int | None:
@@ -211,7 +211,7 @@ def over_seeds(rows: Sequence[Row]) -> list[Row]:
 def _merged(rows: Sequence[Row]) -> Row:
     medians = (
         *("train_loss", "train_accuracy", "test_loss", "bits_per_byte", "train_s", "joules_per_sample"),
-        "noise_scale",
+        *(f"{form}_scale" for form in NOISE_FORMS),
         *(f"{what}_to_target" for what in ("seconds", "epochs", "samples", "joules")),
     )
     states = [row["state"] for row in rows]
@@ -235,9 +235,10 @@ def _merged(rows: Sequence[Row]) -> Row:
     seconds = [row["seconds_to_target"] for row in rows]
     low, high = (None, None) if None in seconds else interval_of_launches(seconds)
     merged.update(seconds_to_target_low=low, seconds_to_target_high=high)
-    for name, widest in (("noise_scale_low", min), ("noise_scale_high", max)):
-        ends = [row[name] for row in rows if row["repeats"]]
-        merged[name] = widest(ends) if ends and None not in ends else None
+    for form in NOISE_FORMS:
+        for name, widest in ((f"{form}_scale_low", min), (f"{form}_scale_high", max)):
+            ends = [row[name] for row in rows if row["repeats"]]
+            merged[name] = widest(ends) if ends and None not in ends else None
     if missed:
         merged["target_state"] = f"not reached by {missed} of {len(rows)} seeds"
     return merged
@@ -264,7 +265,7 @@ def _epoch_rows(cell: CellResult, training: TrainingSamples) -> Iterable[Row]:
         arrays: dict[str, Floats] = {name: getattr(training, name) for name in _EPOCH_VALUES}
         values = {name: _known(array[index]) for name, array in arrays.items()}
         values["samples"] = _known(samples[index])
-        values |= noise_values([training.noise[index : index + 1]])
+        values |= noise_values([training], [slice(index, index + 1)])
         yield {"cell_id": cell.cell_id, **fixed, "epoch": int(epoch), **values}
 
 

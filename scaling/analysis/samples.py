@@ -121,6 +121,7 @@ class TrainingSamples:
     test_loss: Floats
     # squared norms of its gradients, an item an epoch; empty where they were not recorded
     noise: tuple[Squares, ...] = ()
+    preconditioned_noise: tuple[Squares, ...] = ()  # of the gradients as Adam divides them
 
     def samples(self, global_batch: int) -> Floats:
         """The number of samples trained on by the end of each epoch."""
@@ -304,6 +305,7 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
         _floats(len(line["step_losses"]) if "step_losses" in line else math.nan for line in ordered[0]),
         **{name: of_rank_0(name, required=False) for name in later},
         noise=squares_of([line.get("noise") for line in ordered[0]]),
+        preconditioned_noise=squares_of([line.get("preconditioned_noise") for line in ordered[0]]),
     )
 
 

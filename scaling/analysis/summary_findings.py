@@ -30,7 +30,7 @@ from scaling.analysis.columns import (
 from scaling.analysis.decisions import TIE_RATIO, Difference, state_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_rows
-from scaling.analysis.learning import over_seeds
+from scaling.analysis.learning import NOISE_VALUES, over_seeds
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import StudyScatter
 from scaling.measure.statistics import ONE_LAUNCH
@@ -233,7 +233,7 @@ def _found(group: CellGroup) -> Iterator[tuple[str, dict[str, Any]]]:
             },
         )
     if noisy := [row for row in done if row["noise_scale_low"] is not None]:
-        names = ("global_batch", "noise_scale", "noise_scale_low", "noise_scale_high")
+        names = ("global_batch", *NOISE_VALUES)
         yield "noise_scale", {"settings": [{**setting(row), **pick(row, *names)} for row in noisy]}
     if shared := [row for row in done if shares_gpus(row)]:
         yield "gpus_shared", {"settings": [pick(row, "world_size", "workers_per_gpu") for row in shared]}

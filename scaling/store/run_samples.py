@@ -149,6 +149,7 @@ class ConvergenceLine(_Line):
     train_accuracy: NotRequired[Share]
     test_accuracy: NotRequired[Share]
     noise: NotRequired[NoiseSquares]
+    preconditioned_noise: NotRequired[NoiseSquares]
 
 
 class TransferSampleModel(BaseModel):

@@ -108,7 +108,7 @@ def train(
             "train_accuracy": train_accuracy,
             "test_loss": test_loss,
             "test_accuracy": test_accuracy,
-            **({"noise": noise.finish_epoch()} if noise is not None and noise.is_on else {}),
+            **(noise.finish_epoch() if noise is not None and noise.is_on else {}),
         }
 
 

@@ -32,7 +32,7 @@ from scaling.training.exchanges import aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica import FlatBucket, FlatReplica, require_dtypes, take_passes
-from scaling.training.step import TrainingStep, by_bucket, of_buckets, sum_over_owners
+from scaling.training.step import TrainingStep, by_bucket, factors_of, of_buckets, sum_over_owners
 from scaling.training.update import SpansUpdate
 
 NUM_STREAMS = 2  # one bucket is encoded while another one's messages are under way
@@ -144,6 +144,9 @@ class LayeredStep(TrainingStep):
         for bucket in self._parts:
             bucket.update.load_state_dict(updates[bucket.number])
         self.treatment.load_state_dict(state.get("scale", {}))
+
+    def factors(self) -> dict[str, Tensor] | None:
+        return factors_of((self.replica.buckets[bucket.number], bucket.update) for bucket in self._parts)
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         self._marks = marks

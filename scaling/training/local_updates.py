@@ -66,6 +66,9 @@ class LocalStep(TrainingStep):
     def optimizer_state_bytes(self) -> int:
         return self._own.optimizer_state_bytes + super().optimizer_state_bytes
 
+    def factors(self) -> dict[str, Tensor] | None:
+        return self._own.factors()
+
     def set_learning_rate(self, rate: float) -> None:
         self._own.set_learning_rate(rate)
 

@@ -1,30 +1,28 @@
 """Squared norms of gradients in some steps of a training, of which its noise scale is estimated.
 
-For b samples the squared norm is |G|^2 + tr(Sigma) / b in the mean, so two batch sizes give both without bias
-(McCandlish et al., appendix A.1):
+Of two batch sizes (McCandlish et al., "An empirical model of large-batch training", arXiv 1812.06162, A.1):
 
 - several ranks: each rank's own gradient before any encoding, and their exact mean.
 - one rank: `accumulate` equal parts of its batch, or two, computed once more.
 - local updates: each rank's own at the start of a block, where models are equal, computed once more.
 
-Every STRIDE-th step is looked at: below 1% of a training of many strides (benchmarks/noise_scale_cost.py). It
-runs without graph or compiled code then; nothing that it makes is changed, and nothing is metered.
-
-Reference: S. McCandlish et al., "An empirical model of large-batch training", arXiv 1812.06162, appendix A.
+With Adam also the norms of these gradients divided as the optimizer divides, by its state before the step.
+A look runs without graph or compiled code; nothing that a step makes is changed, and nothing is metered.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from itertools import compress
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator
+from scaling.bucket import BucketLayout
 from scaling.process_group import Group
 from scaling.training.captured import CapturedStep
 from scaling.training.exchanges import Record
@@ -34,11 +32,13 @@ from scaling.training.overlapped import OverlappedStep
 from scaling.training.step import TrainingStep
 
 Source = Literal["delivered", "exchanged", "recomputed"]
+Factors = Mapping[str, Tensor]
 
 STRIDE: dict[Source, int] = {"delivered": 32, "exchanged": 256, "recomputed": 256}
 """Steps from one that is looked at to the next: the mean is delivered; it takes an exchange; or a pass."""
 
 HIDDEN_PASSES = 3  # that a step takes where a library hides what it exchanges (`scaling.training.exchanges`)
+FORMS = ("noise", "preconditioned_noise")  # of gradients as they are, and divided
 
 
 class NoiseProbe:
@@ -55,7 +55,7 @@ class NoiseProbe:
     ) -> None:
         self._step, self._group = step, group
         self._inner: TrainingStep = step.uncaptured if isinstance(step, CapturedStep) else step
-        self._passes, world_size = step.replica.compute.accumulate, group.world_size
+        compute, world_size = step.replica.compute, group.world_size
         clips_own = gradients.clip_norm is not None and gradients.clip_gradient == "local"
         sites = {aggregator.site(layout) for layout in step.replica.layouts.values()}
         self.source: Source = "exchanged"
@@ -63,28 +63,30 @@ class NoiseProbe:
             self.source = "recomputed"
         elif sites == {"replica"} and not aggregator.lossy and gradients.wire is None:
             self.source = "delivered"
-        if world_size == 1:
-            self._passes = max(2, self._passes)
+        self._passes = compute.accumulate if world_size > 1 else max(2, compute.accumulate)
         self._stride = STRIDE[self.source]
         is_hidden = isinstance(step, OverlappedStep) and aggregator.ddp_path() in ("own", "optimizer")
         if self.source == "delivered" and is_hidden:
             self._stride = HIDDEN_PASSES * STRIDE["recomputed"]
-        self.small_batch = local_batch // (self._passes if world_size == 1 else 1)
-        self.big_batch = local_batch * world_size
-        is_scaled = self.source == "recomputed" and step.replica.compute.scales_loss
+        small_batch = local_batch // (self._passes if world_size == 1 else 1)
+        self._batches = {"small_batch": small_batch, "big_batch": local_batch * world_size}
+        is_scaled = self.source == "recomputed" and compute.scales_loss
         is_sharded = aggregator.ddp_path() == "fully_sharded"
         self.is_on = local_batch % self._passes == 0 and not is_scaled and not is_sharded
         self._every = step.sync_every if isinstance(step, LocalStep) else 1
-        self._steps: list[int] = []
-        self._squares: list[Tensor] = []
+        self._differ = self.source != "delivered" or aggregator.shards_optimizer  # ranks' optimizers may
+        self._forms = FORMS if self._inner.factors() is not None else FORMS[:1]
+        self._stride *= len(self._forms)  # a look at both takes twice as long, or less
+        self._looks: list[tuple[int, Tensor]] = []  # numbers of steps, [form, small or big batch]
 
     def take(self, number: int, index: int, inputs: Tensor, targets: Tensor) -> Tensor:
         """Gives the step's loss. `number`: from 0 over the training; `index`: from 0 in the epoch."""
         since = number - self._stride // 2
         if not self.is_on or index % self._every or since < 0 or since % self._stride >= self._every:
             return self._step(inputs, targets)
+        factors = self._adams_factors()
         if self.source == "recomputed":
-            self._add(number, self._recomputed(inputs, targets))
+            self._looks.append((number, self._recomputed(inputs, targets, factors)))
             return self._step(inputs, targets)
         record: Record = []
         factor = self._inner.treatment.expected_factor()
@@ -94,47 +96,54 @@ class NoiseProbe:
         finally:
             self._inner.record = None
         if record:
-            self._add(number, self._recorded(record) * factor**2)
+            self._looks.append((number, self._recorded(record, factors) * factor**2))
         return loss
 
-    def _add(self, number: int, squares: Tensor) -> None:
-        self._steps.append(number)
-        self._squares.append(squares)
+    @torch.no_grad()
+    def _adams_factors(self) -> Factors | None:
+        """Of all parameters; where optimizers differ their sum, since a factor changes no noise scale."""
+        factors = self._inner.factors()
+        if factors is None or not self._differ:
+            return factors
+        shapes = [values.shape for values in factors.values()]
+        total = self._summed(torch.cat([values.flatten() for values in factors.values()]))
+        layout = BucketLayout.of([*zip(factors, shapes, strict=True)])
+        return dict(zip(factors, layout.views(total), strict=True))
 
     @torch.no_grad()
-    def _recorded(self, record: Record) -> Tensor:
-        """[2]: the squared norms of this rank's gradient and of the mean, of all buckets."""
-        small = sum(square(exchange.contribution) for exchange in record)
-        means = (
-            exchange.mean
-            if self.source == "delivered" and exchange.mean is not None
-            else self._summed(exchange.contribution.float())
-            for exchange in record
-        )
-        return torch.stack([torch.as_tensor(small), torch.as_tensor(sum(map(square, means)))])
+    def _recorded(self, record: Record, factors: Factors | None) -> Tensor:
+        """[form, 2]: the squared norms of this rank's gradient and of the mean, of all buckets."""
+        found = []
+        for exchange in record:
+            mean, chosen = exchange.mean, (exchange.layout, factors)
+            small = _squares(exchange.contribution, *chosen)
+            if self.source != "delivered" or mean is None:
+                mean = self._summed(exchange.contribution.float()).div_(self._group.world_size)
+            found.append(torch.stack([small, _squares(mean, *chosen)], dim=1))
+        return torch.stack(found).sum(dim=0)
 
-    def _summed(self, gradient: Tensor) -> Tensor:
+    def _summed(self, values: Tensor) -> Tensor:
         with self._group.meter.standing_still():
-            self._group.all_reduce(gradient)
-        return gradient.div_(self._group.world_size)
+            self._group.all_reduce(values)
+        return values
 
-    def _recomputed(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """[2]: these by passes of their own; on one rank the first is the mean over the passes."""
+    def _recomputed(self, inputs: Tensor, targets: Tensor, factors: Factors | None) -> Tensor:
+        """[form, 2]: these by passes of their own; on one rank the first is the mean over the passes."""
         replica, count, world_size = self._step.replica, self._passes, self._group.world_size
-        parts = torch.zeros((), dtype=torch.float64, device=inputs.device)
-        total: Tensor | None = None
+        parts, total, chosen = [], None, (replica.layout, factors)
         with self._as_it_was():
             for part in range(count):
-                chosen = slice(part * len(inputs) // count, (part + 1) * len(inputs) // count)
-                loss = replica.forward(inputs[chosen], targets[chosen])
-                gradients = torch.autograd.grad(loss, replica.trainable, allow_unused=True)
-                flat = torch.cat([g.reshape(-1).float() for g in gradients if g is not None])
-                parts += square(flat) / count
+                samples = slice(part * len(inputs) // count, (part + 1) * len(inputs) // count)
+                loss = replica.forward(inputs[samples], targets[samples])
+                gradients = torch.autograd.grad(loss, replica.trainable, materialize_grads=True)
+                flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+                parts += [_squares(flat, *chosen)] if world_size == 1 else []
                 total = flat if total is None else total.add_(flat)
         assert total is not None
         own = total.div_(count)
-        small = parts if world_size == 1 else square(own)
-        return torch.stack([small, square(self._summed(own))])
+        small = torch.stack(parts).mean(dim=0) if parts else _squares(own, *chosen)
+        big = _squares(self._summed(own).div_(world_size), *chosen)
+        return torch.stack([small, big], dim=1)
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
@@ -150,25 +159,27 @@ class NoiseProbe:
             for buffer, before in buffers:
                 buffer.copy_(before)
 
-    def finish_epoch(self) -> dict[str, Any]:
-        """What was seen since the last call, the same on every rank: `steps` whose norms were finite, and the
-        squared norms at `small_batch` and `big_batch` samples. Collective."""
-        seen, steps = {"small_batch": self.small_batch, "big_batch": self.big_batch}, self._steps
-        rows: list[tuple[int, float, float]] = []
-        if steps:
-            small, big = torch.stack(self._squares).double().T.contiguous()
-            with self._group.meter.standing_still():
-                self._group.all_reduce(small)
-            small /= self._group.world_size
-            finite = (small.isfinite() & big.isfinite()).tolist()
-            rows = list(compress(zip(steps, small.tolist(), big.tolist(), strict=True), finite))
-        self._steps, self._squares = [], []
-        names = ("steps", "small", "big")
-        return {**seen, **{name: [row[place] for row in rows] for place, name in enumerate(names)}}
+    def finish_epoch(self) -> dict[str, dict[str, Any]]:
+        """Of each form what was seen since the last call, the same on every rank: `steps` whose norms were
+        finite, and the squared norms at `small_batch` and `big_batch` samples. Collective."""
+        looks, self._looks = self._looks, []
+        seen = {form: {**self._batches, "steps": [], "small": [], "big": []} for form in self._forms}
+        if looks:
+            small, big = torch.stack([norms for _, norms in looks]).permute(2, 1, 0).contiguous()
+            self._summed(small).div_(self._group.world_size)
+            steps = [number for number, _ in looks]
+            for form, *norms in zip(self._forms, small.tolist(), big.tolist(), strict=True):
+                rows = [row for row in zip(steps, *norms, strict=True) if all(map(math.isfinite, row))]
+                names = ("steps", "small", "big")
+                seen[form] |= {name: [row[place] for row in rows] for place, name in enumerate(names)}
+        return seen
 
 
-def square(flat: Tensor) -> Tensor:
-    """The squared norm, float64; waits for nothing."""
-    return (
-        torch.linalg.vector_norm(flat, dtype=torch.promote_types(flat.dtype, torch.float32)).double().square()
-    )
+def _squares(flat: Tensor, layout: BucketLayout, factors: Factors | None) -> Tensor:
+    """[form]: the squared norms, float64; waits for nothing."""
+    norms = [torch.linalg.vector_norm(flat, dtype=torch.promote_types(flat.dtype, torch.float32))]
+    if factors is not None:
+        views = [values.float() for values in layout.views(flat)]
+        products = torch._foreach_mul(views, [factors[name] for name in layout.names])
+        norms.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(products))))
+    return torch.stack(norms).double().square()

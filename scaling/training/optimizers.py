@@ -139,6 +139,17 @@ class OptimizerState:
             if (values := self._optimizer.state.get(parameter, {}).get(name)) is not None
         }
 
+    def factors(self) -> dict[str, Tensor] | None:
+        """Place -> 1 / (root of the second moment + epsilon), by which Adam multiplies; None of others."""
+        if "exp_avg_sq" not in self._names:
+            return None
+        group, found = self._optimizer.param_groups[0], {}
+        for place, parameter in self._places.items():
+            if state := self._optimizer.state.get(parameter):
+                corrected = state["exp_avg_sq"].float() / (1 - group["betas"][1] ** state["step"])
+                found[place] = corrected.sqrt_().add_(group["eps"]).reciprocal_()
+        return found
+
     @property
     def state_bytes(self) -> int:
         return sum(values.nbytes for values in self._tensors().values())

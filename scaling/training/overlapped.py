@@ -169,6 +169,12 @@ class OverlappedStep(TrainingStep):
         self._kept.load_state_dict(state["update"])
         self.treatment.load_state_dict(state.get("scale", {}))
 
+    def factors(self) -> dict[str, Tensor] | None:
+        if (found := self._kept.factors()) is None:
+            return None
+        named = enumerate(zip(self.replica.layout.names, self.replica.trainable, strict=True))
+        return {name: found.get(str(place), torch.zeros_like(p)) for place, (name, p) in named}
+
     @property
     def optimizer_state_bytes(self) -> int:
         return self._kept.state_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import HOST_SITES, Aggregator, PhaseMarker, UpdateSite
 from scaling.aggregators.state import AggregatorState
+from scaling.bucket import BucketLayout
 from scaling.errors import CheckpointError, StudyError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
@@ -18,7 +19,7 @@ from scaling.training.exchanges import Record, aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica import FlatBucket, FlatReplica, Replica, local, require_dtypes, take_passes
-from scaling.training.update import SiteUpdate, update_at
+from scaling.training.update import OwnedUpdate, SiteUpdate, update_at
 
 
 class TrainingStep(ABC):
@@ -52,6 +53,11 @@ class TrainingStep(ABC):
         """That of the next steps."""
         for part in self._parts:
             part.update.set_learning_rate(rate)
+
+    def factors(self) -> dict[str, Tensor] | None:
+        """Parameter -> by what Adam multiplies its mean gradient, zeros where this rank does not step it;
+        None of other optimizers."""
+        return None
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -131,6 +137,9 @@ class EagerStep(TrainingStep):
             part.update.load_state_dict(updated)
         self.treatment.load_state_dict(state.get("scale", {}))
 
+    def factors(self) -> dict[str, Tensor] | None:
+        return factors_of((part.bucket, part.update) for part in self._parts)
+
     def reset_optimizer(self) -> None:
         for part in self._parts:
             part.update.load_state_dict({})
@@ -197,6 +206,22 @@ def started(
     if state.parameter_buffer is not None:
         bucket.place_parameters(state.parameter_buffer)
     return StepPart(bucket, aggregator, state, update_at(bucket, settings, aggregator, state, **how))
+
+
+def factors_of(updates: Iterable[tuple[FlatBucket, OwnedUpdate]]) -> dict[str, Tensor] | None:
+    """As `TrainingStep.factors`, of the updates of some elements of these buckets."""
+    flats: dict[BucketLayout, Tensor] = {}
+    for bucket, update in updates:
+        if (factors := update.factors()) is None:
+            return None
+        flat = flats.setdefault(bucket.layout, torch.zeros_like(bucket.parameters, dtype=torch.float32))
+        for place, values in factors.items():
+            flat[slice(*map(int, place.split(":")))] = values
+    return {
+        name: values
+        for layout, flat in flats.items()
+        for name, values in zip(layout.names, layout.views(flat), strict=True)
+    }
 
 
 def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

@@ -308,6 +308,9 @@ def test_a_noise_scale_that_contradicts_the_fit_is_said(trained, plans):
     for one in plan.trained:
         one.rows[0].update(noise_scale=600.0, noise_scale_low=400.0, noise_scale_high=None)
     assert "400 or more, does not contradict the fit" in texts(plan)
+    for one in plan.trained:  # of Adam, whose own form counts
+        one.rows[0].update(preconditioned_noise_scale_low=5e4, preconditioned_noise_scale_high=6e4)
+    assert "preconditioned noise scale of these trainings, 50,000 to 60,000, disagrees" in texts(plan)
 
 
 def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):

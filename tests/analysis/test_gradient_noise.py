@@ -102,8 +102,10 @@ def test_summary_has_that_up_to_the_target_each_epoch_its_own_and_the_report_a_l
     """Of four epochs, of which the second one reaches the target."""
     lines = epochs([0.5, 0.95, 0.96, 0.97])
     for number, line in enumerate(lines):
-        line["noise"] = recorded(50, number)
+        line |= {"noise": recorded(50, number), "preconditioned_noise": recorded(60, number)}
     row = row_with(study, [[lines]], kind="convergence", target_accuracy=0.9, epochs=4)
+    divided = noise_scale([squares_of([recorded(60, 0), recorded(60, 1)])])
+    assert row["preconditioned_noise_scale"] == divided.value
     expected = noise_scale([squares_of([recorded(50, 0), recorded(50, 1)])])
     assert row["noise_scale"] == expected.value
     assert (row["noise_scale_low"], row["noise_scale_high"]) == (expected.low, expected.high)
@@ -112,20 +114,22 @@ def test_summary_has_that_up_to_the_target_each_epoch_its_own_and_the_report_a_l
     assert table["noise_scale"].tolist() == each
     assert (table["noise_scale_low"] < table["noise_scale"]).all()
     (said,) = [text for text in findings(study.folder) if "noise scale" in text]
-    assert "none on 1 worker at batch 64: " in said
+    assert f"none on 1 worker at batch 64: {expected.value:.3g} (" in said
+    assert f") and as Adam divides gradients {divided.value:.3g} ({divided.low:.3g} to " in said
     assert "a batch far below it learns as much from a sample" in said
 
 
 def test_of_several_seeds_it_is_the_median_in_the_widest_interval(study, epochs):
     for seed in range(3):
         lines = epochs([0.95])
-        lines[0]["noise"] = recorded(200, seed)
+        lines[0] |= {"noise": recorded(200, seed), "preconditioned_noise": recorded(300, seed)}
         study.add([[lines]], kind="convergence", target_accuracy=0.9, epochs=1, seed=seed)
     rows = rows_of(study)
     (merged,) = over_seeds(rows)
-    assert merged["noise_scale"] == sorted(row["noise_scale"] for row in rows)[1]
-    assert merged["noise_scale_low"] == min(row["noise_scale_low"] for row in rows)
-    assert merged["noise_scale_high"] == max(row["noise_scale_high"] for row in rows)
+    for name in ("noise_scale", "preconditioned_noise_scale"):
+        assert merged[name] == sorted(row[name] for row in rows)[1]
+        assert merged[f"{name}_low"] == min(row[f"{name}_low"] for row in rows)
+        assert merged[f"{name}_high"] == max(row[f"{name}_high"] for row in rows)
 
 
 @pytest.mark.parametrize("looks", [None, FEWEST_GROUPS - 1])

@@ -1,6 +1,7 @@
 """What a training records of its gradients' squared norms, and that it learns the same all the while."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from scaling.measure.clock import MonotonicClock
 from scaling.process_group import run_in_process
 from scaling.training import noise_probe
 from scaling.training.by_tensor import ByTensorStep
+from scaling.training.captured import CapturedStep
 from scaling.training.compute import FLOAT32, Compute
 from scaling.training.convergence import TrainingPlan, train
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings
@@ -60,6 +62,20 @@ def blocks(group, aggregator, gradients=AS_THEY_ARE, compute=FLOAT32):
     return LocalStep(replica, aggregator, SETTINGS, group, gradients, sync_every=3, outer=outer)
 
 
+class Replayed(CapturedStep):
+    """A captured step whose graph is the plain step, which no GPU is needed for."""
+
+    def __init__(self, step):
+        self.uncaptured, self.replica = step, step.replica
+
+    def __call__(self, inputs, targets):
+        return self.uncaptured(inputs, targets)
+
+
+def captured(*chosen, **how):
+    return Replayed(eager(*chosen, **how))
+
+
 def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32, parts=1):
     """Of each rank what was recorded, and the gradients at the same places, of parts of its batch."""
 
@@ -74,7 +90,7 @@ def probed(world_size, name, make=eager, gradients=AS_THEY_ARE, compute=FLOAT32,
             chunks = zip(*(values.chunk(parts) for values in batch), strict=True)
             own.append(torch.stack([gradient(module, *chunk) for chunk in chunks]))
             probe.take(number, number, *batch)
-        return probe.finish_epoch(), own, probe.source
+        return probe.finish_epoch()["noise"], own, probe.source
 
     return run_in_process(world_size, work)
 
@@ -151,10 +167,54 @@ def test_a_compiled_model_is_not_compiled_again_for_parts():
         probe = NoiseProbe(step, create("none"), AS_THEY_ARE, group, LOCAL)
         for number, batch in enumerate(batches(0, COUNT)):
             probe.take(number, number, *batch)
-        return len(probe.finish_epoch()["steps"])
+        return len(probe.finish_epoch()["noise"]["steps"])
 
     assert run_in_process(1, work) == [3]
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "world_size"),
+    [
+        *((name, eager, 3) for name in ("all_reduce", "host_parallel", "torch_cpu", "zero1")),
+        *(("ring", layered, 2), ("zero1", layered, 2), ("mxnet_device", by_tensor, 2)),
+        *(("none", eager, 1), ("ring", blocks, 2), ("all_reduce", captured, 2)),
+    ],
+)
+def test_with_adam_the_norms_of_divided_gradients_are_recorded_too(monkeypatch, name, make, world_size):
+    """Divided as torch's own optimizer does that has seen the same gradients."""
+    monkeypatch.setitem(globals(), "SETTINGS", small.OPTIMIZERS["adamw"])
+    parts = 2 if world_size == 1 else 1
+
+    def work(group):
+        aggregator = create(name)
+        step = make(group, aggregator)
+        probe = NoiseProbe(step, aggregator, AS_THEY_ARE, group, LOCAL)
+        flat = nn.Parameter(torch.zeros(step.replica.layout.num_elements))
+        optimizer, divided = torch.optim.AdamW([flat]), []
+        for number, batch in enumerate(batches(group.rank, COUNT)):
+            module = network()
+            module.load_state_dict(step.replica.module.state_dict())
+            chunks = zip(*(values.chunk(parts) for values in batch), strict=True)
+            own = torch.stack([gradient(module, *chunk) for chunk in chunks])
+            if state := optimizer.state[flat]:
+                factor = 1 / ((state["exp_avg_sq"] / (1 - 0.999 ** state["step"])).sqrt() + 1e-8)
+                if make is blocks:
+                    group.all_reduce(factor)
+                divided.append(own * factor)
+            else:
+                divided.append(own * math.nan)
+            probe.take(number, number, *batch)
+            flat.grad = gradient(module, *batch)
+            if make is not blocks:
+                group.all_reduce(flat.grad)
+                flat.grad /= group.world_size
+            optimizer.step()
+        found = probe.finish_epoch()
+        assert found["preconditioned_noise"]["steps"] == found["noise"]["steps"] != []
+        return found["preconditioned_noise"], divided, probe.source
+
+    assert_norms(run_in_process(world_size, work), rel=1e-3)
 
 
 def test_before_half_a_stride_nothing_is_looked_at(monkeypatch):
@@ -213,6 +273,6 @@ def test_a_step_that_was_not_finite_is_left_out():
             if number == 2:
                 step.replica.parameters.fill_(float("nan"))
             probe.take(number, number, inputs, targets)
-        return probe.finish_epoch()["steps"], probe.finish_epoch()["steps"]
+        return [probe.finish_epoch()["noise"]["steps"] for _ in range(2)]
 
-    assert run_in_process(2, work) == [([1], []), ([1], [])]
+    assert run_in_process(2, work) == [[[1], []], [[1], []]]

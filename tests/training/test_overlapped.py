@@ -1,5 +1,6 @@
 """The overlapped step in two real processes: the same training, in buckets, with the exchange in sight."""
 
+import copy
 import functools
 import gc
 import threading
@@ -19,10 +20,24 @@ from scaling.errors import LaunchError
 from scaling.measure.clock import MonotonicClock
 from scaling.measure.phases import PhaseRecorder
 from scaling.training import ddp as wrapping
+from scaling.training import noise_probe
 from scaling.training.ddp import TAKES_SIZES, DdpSettings
+from scaling.training.gradients import AS_THEY_ARE
+from scaling.training.noise_probe import NoiseProbe
 from scaling.training.optimizers import SgdSettings
 from tests.ranks import as_rank, refusal
-from tests.training.small import CPU, SGD, all_of, batch, batch_of, eager, flat, normalised, overlapped
+from tests.training.small import (
+    CPU,
+    OPTIMIZERS,
+    SGD,
+    all_of,
+    batch,
+    batch_of,
+    eager,
+    flat,
+    normalised,
+    overlapped,
+)
 from tests.waiting import wait_until
 
 NUM_STEPS, SPLIT_FROM = 6, 3
@@ -165,6 +180,20 @@ def bucket_sizes(group):
     return seen
 
 
+def looks_with_adam(group):
+    """What the noise scale of a training is made of, overlapped and eager."""
+    seen = {}
+    for name in ("all_reduce", "ring"):
+        chosen = (normalised(12, 40, 6), create(name), OPTIMIZERS["adamw"], group)
+        hooked = overlapped(*copy.deepcopy(chosen[:3]), group, batch(group.rank, 0), bucket_mb=0.001)
+        for way, step in (("overlapped", hooked), ("eager", eager(*chosen))):
+            probe = NoiseProbe(step, create(name), AS_THEY_ARE, group, 10)
+            for number in range(NUM_STEPS):
+                probe.take(number, number, *batch(group.rank, number))
+            seen[f"{name} {way}"] = probe.finish_epoch()
+    return seen
+
+
 def failure_of_a_step(group):
     try:
         made(FailsOnRank1(), group)(*batch(group.rank, 0))
@@ -176,6 +205,8 @@ def failure_of_a_step(group):
 def seen_by(workers):
     """Besides: an exchange fails on rank 1; afterwards a new group works."""
     seen = all_of(trainings, dry_passes, left, bucket_sizes)(workers)
+    with mock.patch.dict(noise_probe.STRIDE, dict.fromkeys(noise_probe.STRIDE, 1)):
+        seen |= all_of(looks_with_adam)(workers)
     failure = failure_of_a_step(workers.group(CPU))
     order = workers.first_failure("fails")
     workers.leave_group()
@@ -296,6 +327,16 @@ class TestSpans:
         lanes = {lane for spans in self.split(trained, arm) for _, lane, *_ in spans}
         assert ("hook" in lanes) == (arm != "none")
         assert (lanes <= {"main", "hook"}) == (arm in CONTROLS)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "ring"])
+@pytest.mark.parametrize("form", ["noise", "preconditioned_noise"])
+def test_looks_at_gradients_are_those_of_the_eager_step(ranks, name, form):
+    seen, expected = (ranks[1]["looks_with_adam"][f"{name} {way}"][form] for way in ("overlapped", "eager"))
+    places = [expected["steps"].index(step) for step in seen["steps"]]
+    assert places == ([1] if name == "all_reduce" else [0, 1, 2]), "DDP hides its exchange: seldom"
+    for norm in ("small", "big"):
+        assert seen[norm] == pytest.approx([expected[norm][place] for place in places], rel=1e-3)
 
 
 def test_step_is_gone_when_nobody_has_it(ranks):
