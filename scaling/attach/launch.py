@@ -66,7 +66,6 @@ class Run:
 @dataclass(frozen=True)
 class Blocks:
     arms: tuple[str, ...]
-    seed: int
     budget_s: float  # seconds of rounds, after which no further one but one begins
     is_enough: Callable[[Run], bool]  # asked with the ranks' records after each round
 
@@ -82,6 +81,7 @@ def run_arm(
     cwd: Path,
     device: str = "cpu",
     began_s: float | None = None,
+    seed: int = 0,
     blocks: Blocks | None = None,
     until_epoch: bool = False,
 ) -> Run:
@@ -102,7 +102,7 @@ def run_arm(
     arms = blocks.arms if blocks else (arm,)
     wanted = {"out": str(out.resolve()), "arm": arm, "arms": arms, "warmup": warmup, "steps": steps}
     wanted |= {"deadline_s": deadline_s, "began_s": began_s or time.time(), "until_epoch": until_epoch}
-    wanted |= {"seed": blocks.seed, "budget_s": blocks.budget_s} if blocks else {}
+    wanted |= {"seed": seed, "budget_s": blocks.budget_s if blocks else 0.0}
     write_whole(out / "order.json", json.dumps(wanted).encode())  # others that join read it
     watch = _watching(arm, out, blocks) if blocks else None
     code = start_and_wait(command, wanted, out / "output.log", cwd, more, watch)

@@ -99,8 +99,7 @@ class Measured:
         for arm in run.arms:
             self.signatures[arm] = signature if is_one else marks.signature_of(run.ranks, arm, signature)
             rounds = {at: ranks for at, ranks in blocks.get(arm, {}).items() if all(ranks)}
-            reason = _why_not_cached(run) if ARMS[arm].is_cached else None
-            if reason is not None:
+            if ARMS[arm].is_cached and (reason := _why_not_cached(run)):
                 self.reasons[arm] = reason
             elif rounds:
                 self._take(launch, arm, rounds)
@@ -207,12 +206,13 @@ class Measured:
 
     def _saved_apart(self, arm: str) -> Saved | None:
         """Of an arm in a process of its own: compared with the clock, which has no hook either. It is certain
-        where each of several runs is faster than all unchanged ones, by more than the spread."""
+        where all its runs are faster than all unchanged ones, by more than the spread and the clocks' own."""
         if arm not in self.rates_s:
             return None
         own, clock, hooked = (list(self.rates_s.get(of, {}).values()) for of in (arm, "clock", "baseline"))
-        least, floor = 1 - max(own) / min([*clock, *hooked]), self.spread_ratio
-        is_certain = floor is not None and min(len(own), len(clock or hooked)) > 1 and least > floor
+        unchanged, floor = clock or hooked, self.spread_ratio
+        least, apart = 1 - max(own) / min([*clock, *hooked]), 1 - min(unchanged) / max(unchanged)
+        is_certain = floor is not None and min(len(own), len(unchanged)) > 1 and least > max(floor, apart)
         ratio = 1 - self.rate_s(arm) / self.rate_s("clock" if clock else "baseline")
         return Saved(ratio, is_certain, len(own) > 1)
 

@@ -129,8 +129,7 @@ def _batch_ratio(measured: Measured, group: Sequence[int]) -> tuple[float, float
     sizes = batch_elements(measured)
     if sizes is None:
         return 1.0, 0.0
-    in_group = np.isin(range(len(sizes)), group)
-    others = ~in_group
+    others = ~(in_group := np.isin(range(len(sizes)), group))
     ratio = float(sizes[in_group].mean() / max(sizes[others].mean(), 1e-9))
     relative = float(sizes.std() / max(sizes.mean(), 1e-9))
     return ratio, ratio * relative * (1 / sizes[in_group].size + 1 / sizes[others].size) ** 0.5

@@ -195,13 +195,14 @@ class _Session:
                 self._start(name, self._launch)
 
     def _start(self, name: str, launch: int, arms: Sequence[str] = ()) -> Run:
-        seed = self.plan.seed + 1000 * self._position
-        blocks = Blocks(tuple(arms), seed, self.plan.budget_s, self._is_enough) if len(arms) > 1 else None
+        # What is compared with the clock, which has no hook, has the script's own samples too.
+        seed = self.plan.seed + 1000 * launch * (row_of(name).when != PROCESS)
+        blocks = Blocks(tuple(arms), self.plan.budget_s, self._is_enough) if len(arms) > 1 else None
         self.say(f"{self._position + 1}: {name}, launch {launch + 1}")
         self._log, self._number = self.out / "launches" / f"{self._position:03d}-{name}", launch
         started = time.monotonic()
         run = run_arm(
-            self.plan.command, name, self._log, warmup=self.plan.warmup, steps=self.plan.steps,
+            self.plan.command, name, self._log, warmup=self.plan.warmup, steps=self.plan.steps, seed=seed,
             deadline_s=self._deadline_s, cwd=Path.cwd(), device=self.measured.device, began_s=self._began_s,
             blocks=blocks, until_epoch=self.plan.until_epoch and (blocks is not None or row_of(name).is_bare),
         )  # fmt: skip

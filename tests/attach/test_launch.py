@@ -111,13 +111,16 @@ def test_a_rank_that_stops_before_the_others_is_named_and_not_what_they_miss(tmp
     assert _read("switched", tmp_path, 1, 6, 10.0).reason == expected
 
 
-def _runs(tmp_path, monkeypatch, steps_s, *, arms=ARMS, sizes=None, **facts):
-    """How often each arm ran of a script whose steps take so long (0.1 s otherwise), and the answer."""
+def _runs(tmp_path, monkeypatch, steps_s, *, arms=ARMS, sizes=None, seeds=None, **facts):
+    """How often each arm ran of a script whose steps take so long (0.1 s otherwise), and the answer. To
+    `seeds` goes what each arm's runs were given."""
     ran: Counter[str] = Counter()
 
-    def run_arm(_, arm, *__, blocks=None, **___):
+    def run_arm(_, arm, *__, seed, blocks=None, **___):
         arms = blocks.arms if blocks else (arm,)
         ran.update(arms)
+        if seeds is not None:
+            seeds.setdefault(arm, []).append(seed)
         reason = (facts.get("apart") if blocks else None) or (
             facts.get("breaks") if "no_collectives" in arms else None
         )
@@ -150,6 +153,15 @@ def test_launches_that_agree_are_two_and_others_get_a_third(tmp_path, monkeypatc
     monkeypatch.setattr(study._Session, "_is_open", lambda _: True)
     (tmp_path / "again").mkdir()
     assert _runs(tmp_path / "again", monkeypatch, {})[0]["baseline"] == 3
+
+
+def test_repeats_draw_other_samples_but_for_what_is_compared_with_the_clock(tmp_path, monkeypatch):
+    for apart, expected in ((None, {"switched": [0, 1000]}), (STATIC, {"aa": [0, 1000, 2000]})):
+        seeds: dict[str, list[int]] = {}
+        (folder := tmp_path / str(bool(apart))).mkdir()
+        _runs(folder, monkeypatch, {"no_exchange": 0.05, "buckets_200": 0.06}, seeds=seeds, apart=apart)
+        assert {arm: seeds[arm] for arm in expected} == expected
+        assert (seeds["clock"], seeds["buckets_200"]) == ([0, 0], [0, 0])
 
 
 BROKE = "rank 0 ended by itself after 51 steps, and others went on"

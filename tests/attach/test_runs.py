@@ -75,8 +75,8 @@ def test_the_clock_tells_evaluations_from_steps(tmp_path):
 
 def _switched(folder, script, arms, *words, **more):
     """A launch in which arms are switched until there are three rounds."""
-    blocks = Blocks(arms, 3, LIMIT_S, lambda run: max(label[1] for label in run.ranks[0]["labels"]) >= 2)
-    return run_as("switched", folder, script, *words, warmup=5, steps=5, blocks=blocks, **more)
+    blocks = Blocks(arms, LIMIT_S, lambda run: max(label[1] for label in run.ranks[0]["labels"]) >= 2)
+    return run_as("switched", folder, script, *words, warmup=5, steps=5, seed=3, blocks=blocks, **more)
 
 
 def test_arms_are_switched_on_all_ranks_after_the_same_steps(tmp_path):
@@ -284,7 +284,7 @@ def isolated(text):
 
 def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path):
     command, reason = [*ranks(1), "-E"], "the model was wrapped before `attached` could change it"
-    blocks = Blocks(("baseline", "aa"), 3, 1.0, bool)
+    blocks = Blocks(("baseline", "aa"), 1.0, bool)
     for arm, how, expected in (
         ("baseline", None, ""),
         ("no_exchange", None, reason),

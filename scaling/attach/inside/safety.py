@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def watch_saves(agent: Agent, guard: Guard) -> None:
     for holder in (torch, torch.jit):
         redirect(holder, "load", 0, "f", guard.latest)  # it may read by a path in C++ too
         redirect(holder, "save", 1, "f", guard.emptied)
-        around(holder, "save")(_timed(agent))
+        around(holder, "save")(partial(_timed, agent))
 
     @around(agent, "arm_with")
     def _(arm_with: Any, model: Any) -> None:
@@ -45,19 +46,16 @@ def watch_saves(agent: Agent, guard: Guard) -> None:
         _watch_libraries(agent)
 
 
-def _timed(agent: Agent) -> Any:
-    def timed(save: Any, *arguments: Any, **named: Any) -> Any:
-        in_memory = any(isinstance(value, io.BytesIO) for value in (*arguments, *named.values()))
-        start_s, thread = time.perf_counter(), threading.get_ident()
-        _open[thread] += 1
-        try:
-            return save(*arguments, **named)
-        finally:
-            _open[thread] -= 1
-            if not in_memory:
-                _saved(agent, start_s)
-
-    return timed
+def _timed(agent: Agent, save: Any, *arguments: Any, **named: Any) -> Any:
+    in_memory = any(isinstance(value, io.BytesIO) for value in (*arguments, *named.values()))
+    start_s, thread = time.perf_counter(), threading.get_ident()
+    _open[thread] += 1
+    try:
+        return save(*arguments, **named)
+    finally:
+        _open[thread] -= 1
+        if not in_memory:
+            _saved(agent, start_s)
 
 
 def _saved(agent: Agent, start_s: float) -> None:
@@ -110,4 +108,4 @@ def _watch_libraries(agent: Agent) -> None:
         for name in names.split():
             if hasattr(holder, name) and not hasattr(getattr(holder, name), "_attach_watched"):
                 is_sent = "upload" in name or "push" in name
-                around(holder, name)(not_sent if is_sent else _timed(agent))._attach_watched = True
+                around(holder, name)(not_sent if is_sent else partial(_timed, agent))._attach_watched = True
