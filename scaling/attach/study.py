@@ -31,7 +31,7 @@ LONGEST_RATIO, LONGER_S = 3.0, 20.0
 ENOUGH, LEAST_ROUNDS = 0.01, 4
 LAUNCHES_APART = 3  # of each arm, where arms cannot be switched within one process
 # Begins a reason that switching may have made: each arm is tried by itself.
-HANGS = ("a rank raised", "fewer than", "it ended with code")
+HANGS = ("a rank raised", "rank ", "fewer than", "it ended with code")
 QUIET_S = 600.0  # a node that joins gives up after so long without a run
 
 
@@ -153,9 +153,9 @@ class _Session:
         some = [(arm, saved) for arm in run.arms[1:] if (saved := known.saved(arm)) is not None]
         if "baseline" not in known.rounds or not some:
             return False
-        texts = [f"{arm} {saved.change}" for arm, saved in some]
+        texts = ", ".join(f"{arm} {saved.change}" for arm, saved in some)
         rounds = len([key for key in known.rounds["baseline"] if key[0] == self._number])
-        self.say(f"  {rounds} rounds, a step {known.usual_s * 1e3:.3g} ms: {', '.join(texts)}")
+        self.say(f"  {rounds} round{'s' * (rounds > 1)}, a step {known.usual_s * 1e3:.3g} ms: {texts}")
         halves = [saved.half for _, saved in some]
         return rounds >= LEAST_ROUNDS and all(half is not None and half <= ENOUGH for half in halves)
 

@@ -179,6 +179,9 @@ MADE = {
      [f"Each arm was a process of its own, which is less exact: {STATIC}.",
       "A step takes 100 ms (with its marks 100 ms,",
       "Without the exchange a step would be 40.0% \u00b1 0.0% shorter."]),
+    "and where ranks stop at other steps while they are, as by values that drift": (
+     {"no_exchange": 0.06}, {"apart": BROKE}, {"aa": 4},
+     [f"Each arm was a process of its own, which is less exact: {BROKE}."]),
     "input that comes from no loader is not cached again": (
      {}, {"batches": [], "has_cached_input": False}, {"cached_input": 1},
      ["With cached input: not measured, because the script draws its batches from no torch DataLoader."]),
