@@ -165,9 +165,10 @@ def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Findi
 
 def _trained(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
     """Trainings of one seed each with an accuracy after the last epoch, against the best exact one."""
-    shared = ("model", "dataset", "world_size")
+    shared = ("model", "dataset", "world_size", "peer_access")
     names = (*shared, "aggregator", "final_test_accuracy", "train_s")
     done = [row for row in rows if row["kind"] == "convergence" and row["final_test_accuracy"] is not None]
+    done.sort(key=lambda row: row["peer_access"] is False)  # host-only last
     for same in by_key(done, lambda row: tuple(row[name] for name in shared)).values():
         exact = [row for row in same if not is_lossy(cells[row["cell_id"]])]
         lossy = [row for row in same if row not in exact]

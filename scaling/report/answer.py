@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scaling.analysis.findings import Finding
+from scaling.axes import workers
 from scaling.report.formats import (
     MISSING,
     milliseconds,
@@ -86,9 +87,9 @@ def answer_of(
 
 
 def question_answer(answers: Sequence[Finding]) -> Answer:
-    first, names = answers[0], _workloads(answers)
-    is_several = len(answers) > 1 and first.kind != "answer_trained"
-    sentence = f"{names[0] + ': ' if is_several else ''}{text_of(first)}"
+    first, names = answers[0], _row_names(answers)
+    is_named = first.kind == "answer_compression" or (len(answers) > 1 and first.kind != "answer_trained")
+    sentence = f"{names[0] + ': ' if is_named else ''}{text_of(first)}"
     items = [(name, answer.values) for name, answer in zip(names, answers, strict=True)]
     title, statistic, columns = TABLES[first.kind]
     exact = [place for place, (_, values) in enumerate(items) if values.get("lost", 0) is None]
@@ -99,17 +100,21 @@ def question_answer(answers: Sequence[Finding]) -> Answer:
     return Answer(sentence, without_empty_columns(table), cells=first.cells)
 
 
-def _workloads(answers: Sequence[Finding]) -> list[str]:
-    """Of each row its workload, by what differs, and its link."""
-    if "given" not in answers[0].values:
-        return [f"{one.values['aggregator']}{', exact' * (one.values['lost'] is None)}" for one in answers]
-    titles = short_names([title_parts(answer.values["given"]) for answer in answers])
-    links = {None: "", True: ", peer access", False: ", host-only"}
-    differ = len({answer.values["peer_access"] for answer in answers}) > 1
-    return [
-        _short(", ".join(title)) + (links[answer.values["peer_access"]] if differ else "")
-        for title, answer in zip(titles, answers, strict=True)
-    ]
+def _row_names(answers: Sequence[Finding]) -> list[str]:
+    """Of each row its workload or training, by what differs; the link of compression in any case."""
+    titles = [_title(one.values) for one in answers]
+    names = short_names(titles)
+    if answers[0].kind == "answer_compression":
+        names = [[*dict.fromkeys([*name, title[-1]])] for name, title in zip(names, titles, strict=True)]
+    return [_short(", ".join(filter(None, name))) for name in names]
+
+
+def _title(values: Mapping[str, Any]) -> list[str]:
+    link = {True: "peer access", False: "host-only"}.get(values["peer_access"], "")
+    if "given" in values:
+        return [*title_parts(values["given"]), link]
+    aggregator = f"{values['aggregator']}{', exact' * (values['lost'] is None)}"
+    return [aggregator, f"{values['model']} on {values['dataset']}", workers(values["world_size"]), link]
 
 
 def _choice(kind: str) -> list[Column[Any]]:

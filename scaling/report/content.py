@@ -188,7 +188,8 @@ def _found(extras: Extras, sentences: Sequence[Sentence]) -> Answer:
     """The answer of a study without verdicts: trainings, device studies, transfers."""
     asked = question_answer(extras.answers) if extras.answers else Answer(extras.headline, extras.table)
     if not asked.sentence:
-        return Answer("".join(one.text for one in sentences[:1]), None, [one.text for one in sentences[1:]])
+        first, others = sentences[:1], sentences[1:]
+        return Answer("".join(one.text for one in first), extras.table, [one.text for one in others])
     said = [one.text for one in sentences if one.kind not in IN_ANSWERS]
     question, mark, _ = asked.sentence.partition("?")  # what answers it at length is no detail
     explained = [text for text in said if not mark or text.partition("?")[0] != question]

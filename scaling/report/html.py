@@ -1,16 +1,14 @@
 """One self-contained page: no request, figures inline, one small script. All text is escaped.
 
-From what the report says to the raw samples that it is made of.
-
 Every row of a table, every bar and every point belongs to cells, whose ids stand in the row; the samples of a
-cell are runs/<cell>/<repeat>/rank<r>.jsonl, or rows of samples.csv.gz. `PATHS` says, for each kind of claim,
-which lines of these files are taken and what is done with them. A test follows each of them by itself.
+cell are runs/<cell>/<repeat>/rank<r>.jsonl, or rows of samples.csv.gz. `page_evidence.j2` says, for each kind
+of claim, which lines of these files are taken and what is done with them. A test follows each by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from scaling.report.content import Content, name_in
 from scaling.report.figures.parts import DRAWN_OTHERS, SHOW_OTHERS
@@ -18,104 +16,6 @@ from scaling.report.figures.svg import for_page, page_styles
 from scaling.report.tables import Section
 from scaling.report.text import TEMPLATES, environment, title_parts
 from scaling.report.verdict_text import names_of
-
-
-@dataclass(frozen=True)
-class EvidencePath:
-    claim: str
-    columns: str
-    samples: str
-    rule: str
-
-
-PATHS = (
-    EvidencePath(
-        "time of a step",
-        "summary.csv: iteration_s, iteration_s_low, iteration_s_high",
-        "start_s and step_s of lines with warmup false and without profiled true (older folders: split), of "
-        "every rank; block_iterations of run.json",
-        "wall clock over steps on the slowest rank, without pauses between blocks (the mean of steps where "
-        "there is no start_s: iteration_form); the repeats' geometric mean; the interval from the repeats' "
-        "logarithms (of one repeat: from its steps). typical_iteration_s: the median over all steps",
-    ),
-    EvidencePath(
-        "speedup, efficiency",
-        "summary.csv: samples_per_s, tokens_per_s, speedup, parallel_efficiency",
-        "the same, of this cell and of the one with one worker and the aggregator none",
-        "global batch / iteration_s (times tokens_per_sample of run.json), its ratio to the one worker's; "
-        "over the workers",
-    ),
-    EvidencePath(
-        "where a step's time goes",
-        "summary.csv: <part>_s, profiled_iteration_s, profiling_overhead_s; budget.csv: each step",
-        "spans of lines with profiled true (older folders: split, or <phase>_s of every measured line)",
-        "mean over the middle half of the profiled steps, of the rank that the others wait for",
-    ),
-    EvidencePath(
-        "stragglers",
-        "summary.csv: skew_s; budget.csv: arrived_after_first_s",
-        "start_s and the first communicate span of lines with profiled true",
-        "start_s + the span's start, less the first rank's at the same step; the median of the last rank's",
-    ),
-    EvidencePath(
-        "noise floor",
-        "summary.csv: noise_floor",
-        "as the time of a step, launch by launch, of the cell and its A/A replicate (an A/A pair)",
-        "the relative difference of their means over launches; of several pairs the root mean square",
-    ),
-    EvidencePath(
-        "bytes moved",
-        "summary.csv: wire_bytes_per_rank",
-        "summary.wire_bytes_per_rank of run.json",
-        "the largest over ranks and repeats; metered by the group of processes, no sample: what is sent to "
-        "others, and what is copied to host memory and back",
-    ),
-    EvidencePath(
-        "loss and accuracy",
-        "summary.csv: train_loss, final_test_accuracy; convergence.csv: each epoch",
-        "train_loss, test_accuracy of the last epoch's line of rank 0",
-        "the median over repeats",
-    ),
-    EvidencePath(
-        "time to target",
-        "summary.csv: seconds_to_target, target_state",
-        "train_s of every rank and test_accuracy of rank 0, line by line",
-        "the largest train_s over ranks at the first epoch that reaches the target accuracy; the median "
-        "over repeats, if all reach it",
-    ),
-    EvidencePath(
-        "predicted time to target",
-        "summary.csv: predicted_s_to_target, prediction_lacks",
-        "step_losses of rank 0 up to the target; step_s of the timed cell that takes the same step",
-        "their number x iteration_s",
-    ),
-    EvidencePath(
-        "transfers",
-        "transfers.csv",
-        "sample lines of rank 0: seconds of each operation, size and ranks, as long as on the slowest rank",
-        "the median; of ranks or equal pairs the median of theirs",
-    ),
-    EvidencePath(
-        "bytes on links, utilisation (simulated)",
-        "links.csv: bytes, utilisation",
-        "summary.num_parameters and summary.wire_bytes_per_rank of run.json; topology.yaml; iteration_s",
-        "the aggregator's schedule on the topology, if it sends what was metered; bytes / bandwidth / "
-        "iteration_s",
-    ),
-    EvidencePath(
-        "predicted time of a step (simulated)",
-        "predictions.json",
-        "none: written before the launch that measures the cell",
-        "scaling predict; the error is predicted / iteration_s - 1",
-    ),
-    EvidencePath(
-        "recommended setting",
-        "summary.csv: the columns of its objective, with their intervals; noise_floor",
-        "those of the cells that are named",
-        "scaling recommend: the lowest, if it is apart from all others",
-    ),
-)
-
 
 TEMPLATE = "report.html.j2"
 MOST_NAMED = 4  # so many of several workloads are named below the title
@@ -133,7 +33,6 @@ def render_page(content: Content) -> str:
         subtitle=_subtitle(content),
         svgs={name: for_page(text, name, labels[name]) for name, text in texts.items()},
         figure_styles=page_styles(texts.values()),
-        paths=PATHS,
     )
 
 

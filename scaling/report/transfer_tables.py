@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import rich.table
 from rich.text import Text
@@ -17,8 +17,8 @@ from scaling.analysis.transfers import (
 )
 from scaling.axes import workers
 from scaling.measure.probe.series import size_text
-from scaling.report.formats import milliseconds, number
-from scaling.report.tables import Column, Table, in_terminal, table_of
+from scaling.report.formats import MISSING, milliseconds, number
+from scaling.report.tables import Column, Table, in_terminal, table_of, without_empty_columns
 
 WHAT_WIDTH = 24  # longer names are folded: what 80 columns leave
 STATISTIC = (
@@ -98,33 +98,52 @@ def render_transfers(results: Sequence[TransferResult]) -> list[rich.table.Table
     ]
 
 
-IN_ANSWER = ("all_reduce", "peer_copy", "h2d", "d2h")  # operations of the table that the report begins with
+LINKS = {
+    "h2d": "host to GPU",
+    "d2h": "GPU to host",
+    "peer_copy": "GPU to GPU",
+    "peer_shift": "GPU to GPU",
+    "all_reduce": "all-reduce",
+}
+"""Operation -> its row in the table that the report begins with."""
 
 
 def answer_table(results: Sequence[TransferResult]) -> Table | None:
-    """The largest size of what a step does most, of the most workers; None without any."""
-    for group in transfer_groups(results)[-1:]:
-        largest = [line for line in largest_of(lines_of(group)) if line.what.operation in IN_ANSWER]
-        lines = [line for line in largest if line.what.memory != "pageable"]
-        columns = [column for column in COLUMNS if column.header not in ("low", "high")]
-        return _table(group, "Milliseconds, GB/s.", columns, lines)
-    return None
+    """A row a link, of the most workers; None without any. Of these an all-reduce alone needs peer access."""
+    links: dict[str, dict[bool, TransferLine]] = {}  # whether all were at it at once -> the line
+    lines = [line for group in transfer_groups(results)[-1:] for line in largest_of(lines_of(group))]
+    # Of equal ones the first stays: with access between GPUs, and captured.
+    for line in sorted(lines, key=lambda line: (line.host_only, not line.what.captured)):
+        if line.what.operation in LINKS and line.what.memory != "pageable":
+            off = ", host-only" if line.host_only and line.what.operation == "all_reduce" else ""
+            link = links.setdefault(LINKS[line.what.operation] + off, {})
+            link.setdefault(line.who == "at once", line)
+    order = [*dict.fromkeys(LINKS.values()), "all-reduce, host-only"]
+    found = sorted(links.items(), key=lambda link: order.index(link[0]))
+    rows = [
+        [name, size_text(max(line.num_bytes for line in of.values())), _busbw(of, False), _busbw(of, True)]
+        for name, of in found
+    ]
+    if not rows:
+        return None
+    headings = ["link", "size", "one alone, GB/s", "all at once, GB/s"]
+    cells = [_cells(*of.values()) for _, of in found]
+    statistic = "Bytes over the median time at the largest size, of an all-reduce times 2(n-1)/n."
+    return without_empty_columns(Table("The rate of each link", statistic, headings, rows, cells=cells))
+
+
+def _busbw(lines: Mapping[bool, TransferLine], at_once: bool) -> str:
+    return number(lines[at_once].busbw_bytes_per_s / 1e9) if at_once in lines else MISSING
+
+
+def _cells(*lines: TransferLine) -> list[str]:
+    return [*dict.fromkeys(member.result.cell_id for line in lines for member in line.members)]
 
 
 def page_tables(results: Sequence[TransferResult]) -> list[Table]:
-    where = {"section": "transfers", "source": "transfers.csv"}
-    return [
-        _table(group, "Read as the table above." if place else STATISTIC, COLUMNS, lines_of(group), **where)
-        for place, group in enumerate(transfer_groups(results))
-    ]
-
-
-def _table(
-    group: TransferGroup,
-    statistic: str,
-    columns: Sequence[Column[TransferLine]],
-    lines: Sequence[TransferLine],
-    **where: str,
-) -> Table:
-    cells = [[*dict.fromkeys(member.result.cell_id for member in line.members)] for line in lines]
-    return table_of(title_of(group), statistic, columns, lines, cells=cells, **where)
+    tables: list[Table] = []
+    for group in transfer_groups(results):
+        statistic, lines = "Read as the table above." if tables else STATISTIC, lines_of(group)
+        more = {"section": "transfers", "source": "transfers.csv", "cells": [*map(_cells, lines)]}
+        tables.append(table_of(title_of(group), statistic, COLUMNS, lines, **more))
+    return tables

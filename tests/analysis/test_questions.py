@@ -120,11 +120,11 @@ def test_eager_all_reduce_is_not_called_ddp_in_the_sentence(study):
     assert re.search(r"1\.50 ±\S+% times as fast as all_reduce \(60\d ms\)", sentence), sentence
 
 
-def train(study, epoch_line, **accuracies):
+def train(study, epoch_line, link=None, **accuracies):
     for name, accuracy in accuracies.items():
         lines = [epoch_line(1, 1.0, 2.0, accuracy)]
-        lossy = name != "all_reduce"
-        study.add([[lines] * 2], kind="convergence", aggregator=name, world_size=2, lossy=lossy)
+        given = {"aggregator": name, "world_size": 2, "lossy": name != "all_reduce", **(link or {})}
+        study.add([[lines] * 2], kind="convergence", **given)
 
 
 def test_compression_has_the_accuracy_of_the_same_training_alone(study, epoch_line):
@@ -143,6 +143,26 @@ def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
     assert [row[0] for row in answer.table.rows] == ["one_bit", "top_k", "all_reduce, exact"]
     assert answer.table.bounds == [2]
     assert column(answer, "points") == ["-1.00", "-5.00", MISSING]
+
+
+def test_link_of_compression_is_named_even_where_there_is_one_alone(study, epoch_line):
+    fill(study, ("all_reduce", 2, 0.6), ("one_bit", 2, 0.4, {"lossy": True}), **GPU)
+    answer = answered(study, "compression")
+    assert answer.sentence.startswith("mlp on synthetic, peer access: one_bit, lossy")
+    assert column(answer, "workload") == ["mlp on synthetic, peer access"]
+
+
+def test_trainings_are_compared_on_their_link_which_is_named_with_their_speed(study, epoch_line):
+    for peer_access in (True, False):
+        link = {"device": "cuda", "peer_access": peer_access}
+        train(study, epoch_line, link, all_reduce=0.95, one_bit=0.94)
+    answer = answered(study, "compression")
+    assert "(95.00%), 1.00 times as fast with GPU peer access; one seed each" in answer.sentence
+    assert column(answer, "aggregator") == [
+        "one_bit, peer access", "all_reduce, exact, peer access",
+        "one_bit, host-only", "all_reduce, exact, host-only",
+    ]  # fmt: skip
+    assert column(answer, "points") == ["-1.00", MISSING] * 2
 
 
 def add_memory(study, aggregator, world_size, step_s, gigabytes):

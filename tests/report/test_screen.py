@@ -8,17 +8,19 @@ import pytest
 import scaling.report.write as writing
 from scaling.analysis.findings import Finding
 from scaling.analysis.summary import summary_table
+from scaling.analysis.transfers import read_transfers
 from scaling.errors import StudyError
 from scaling.report import write_report
 from scaling.report.answer import Answer, limit_word
 from scaling.report.device import device_answer_table, device_headline, read_devices
 from scaling.report.figures.draw import Formats
-from scaling.report.formats import spread
+from scaling.report.formats import MISSING, spread
 from scaling.report.html import first_sentence
 from scaling.report.page_tables import DIFFERS, exchange_column
 from scaling.report.status import describe_status, status_table, what_is_left
 from scaling.report.tables import Table
 from scaling.report.terminal import MOST_LINES, WIDTH, height, render_tables, screen, table_lines
+from scaling.report.transfer_tables import answer_table
 from scaling.report.verdict_text import next_of
 from scaling.store import ResultsFolder
 from tests.analysis.test_verdict import add, answers
@@ -85,6 +87,37 @@ def test_lstm_begins_with_speed_and_accuracy_of_each_implementation():
     assert [row[:2] for row in table.rows] == expected
     assert {row[table.headings.index("x fused")] for row in table.rows if row[1] == "fused"} == {"1.0"}
     assert "11 times as long on the GPU" in device_headline(experiments)
+
+
+def test_device_studies_begin_with_a_row_a_network_a_batch_a_choice_or_a_way():
+    def table(name):
+        return device_answer_table(read_devices(ResultsFolder(REFERENCE / f"device-{name}")))
+
+    batches = table("batch-sizes-h200")
+    assert batches.headings[:2] == ["network", "CPU: batch"]
+    assert batches.rows[2] == ["resnet-56", "64", "788", "64", "8.42 k", "11"]
+    assert len(batches.rows) == len(batches.cells) == 7
+    assert table("cpu-threads-h200").rows[0] == ["fcn-r", "16", "5.00 k", "7.5"]
+    widths = table("small-networks-h200")
+    assert widths.headings == ["batch", "GPU eager", "GPU captured"]
+    assert widths.rows[1][:2] == ["8", "from width 400 on"]
+    assert table("small-networks-cpu") is None
+    choices = table("kernel-choices-h200")
+    assert {tuple(row[:2]) for row in choices.rows} >= {("GPU", "ResNet 3x3"), ("CPU", "2048x26752")}
+    assert table("surface-regression-h200").rows[-1] == ["GPU captured", "0.245", "0.0082", "0.454"]
+
+
+def test_transfers_begin_with_a_row_a_link():
+    table = answer_table(read_transfers(ResultsFolder(REFERENCE / "transfer-2xh200")))
+    assert table.rows == [
+        ["host to GPU", "256 MiB", "55.1", "54.3"],
+        ["GPU to host", "256 MiB", "55.0", "55.0"],
+        ["GPU to GPU", "256 MiB", "390", "385"],
+        ["all-reduce", "1 GiB", MISSING, "329"],
+        ["all-reduce, host-only", "1 GiB", MISSING, "26.9"],
+    ]
+    assert [len(ids) for ids in table.cells] == [1] * 5
+    assert answer_table([]) is None
 
 
 def exchange(cell_id, kind):

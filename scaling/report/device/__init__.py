@@ -16,6 +16,7 @@ from scaling.analysis.decisions import FEWEST
 from scaling.analysis.rates import MEDIAN_OF_STEPS
 from scaling.device_studies.declaration import DEVICES, Lines
 from scaling.report.device import accuracy, fit
+from scaling.report.device.answers import answer_table
 from scaling.report.device.comparisons import LEAD
 from scaling.report.device.drawing import DRAWN
 from scaling.report.device.findings import sentences as of_findings
@@ -76,8 +77,10 @@ def device_tables(experiments: Sequence[DeviceResults]) -> list[Table]:
 
 
 def device_answer_table(experiments: Sequence[DeviceResults]) -> Table | None:
-    """The own table of the only experiment; None where it has none."""
-    return (_own(experiments[0], "answer_table") or None) if len(experiments) == 1 else None
+    """That of the only experiment; None where it has none."""
+    if len(experiments) != 1:
+        return None
+    return _own(experiments[0], "answer_table") or answer_table(experiments[0])
 
 
 def short_answer(results: DeviceResults) -> str:

@@ -16,6 +16,7 @@ from scaling.report.device.results import DeviceResult, DeviceResults
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import legend_below, new_figure
 from scaling.report.formats import listed, milliseconds, number
+from scaling.report.tables import Table, without_empty_columns
 
 Grid = NDArray[np.float64]
 EXTENT = 3.0
@@ -167,6 +168,16 @@ def short(results: DeviceResults) -> str:
             verdict = f"{'Either' if difference.is_same() else 'Undecided'}: "
     times = " and ".join(f"{number(total_s(every[name]))} s on {name}" for name in shortest)
     return f"{verdict}a complete training takes {times}."
+
+
+def answer_table(results: DeviceResults) -> Table | None:
+    headings = ["on", "training, s", "of it compiling or capturing, s", "residual"]
+    rows = [
+        [name, number(total_s(cell)), number(made_s(cell) or None), number(cell.fact("rms_residual"))]
+        for name, cell in trainings(results).items()
+    ]
+    what = "Medians of whole trainings; residual: the root of its mean square after the last epoch."
+    return without_empty_columns(Table("A complete training", what, headings, rows)) if rows else None
 
 
 def answer(results: DeviceResults) -> Iterator[str]:

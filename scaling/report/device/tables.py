@@ -21,6 +21,7 @@ from scaling.report.formats import (
 from scaling.report.tables import Table, without_empty_columns
 
 Cells = Sequence[DeviceResult]  # a row: the cells of a point
+FASTEST_AND_SLOWEST = ("fastest", "ms", "±", "slowest", "ms", "x as long")
 LOAD = "load_average"  # the fact with the host's load before a cell (`scaling.study.kinds.device`)
 
 
@@ -107,14 +108,7 @@ def _fastest_table(results: DeviceResults, declared: FastestRows) -> Table:
     others = [name for name in declared.by if name != declared.lines]
 
     def texts(cells: Cells) -> Iterator[str]:
-        best, slowest = least(cells), max(cells, key=lambda cell: cell.sample_s)
-        *labels, slowest_label = (results.label(cell.value(declared.x)) for cell in (*best, slowest))
-        one, longer = best[0].estimate(), best[0].over_samples(slowest)
-        yield from (least_text(best, labels), milliseconds(best[0].median()))
-        yield half_width_percent(one.median, one.low, one.high) if one else ""
-        yield from (slowest_label, milliseconds(slowest.median()))
-        width = of_times({"times": longer.ratio, "interval": longer.interval}) if longer else ""
-        yield ratio(longer.ratio if longer else None) + width
+        yield from fastest_and_slowest(results, declared.x, cells)
         own = cells[0].value(declared.lines) if declared.lines else first
         compared = results.where({name: cells[0].value(name) for name in others})
         sides = {declared.lines: own}, {declared.lines: first}
@@ -122,9 +116,20 @@ def _fastest_table(results: DeviceResults, declared: FastestRows) -> Table:
         yield MISSING if own == first else crossing_text(crossing(times))
 
     groups = results.grouped(results.cells, *declared.by).values()
-    headings = ["fastest", "ms", "±", "slowest", "ms", "x as long", f"less time than {results.label(first)}"]
+    headings = [*FASTEST_AND_SLOWEST, f"less time than {results.label(first)}"]
     table = table_by(results, declared.title, declared.by, groups, headings, texts, declared.statistic)
     return without_empty_columns(table)
+
+
+def fastest_and_slowest(results: DeviceResults, x: str, cells: Cells) -> Iterator[str]:
+    best, slowest = least(cells), max(cells, key=lambda cell: cell.sample_s)
+    *labels, slowest_label = (results.label(cell.value(x)) for cell in (*best, slowest))
+    one, longer = best[0].estimate(), best[0].over_samples(slowest)
+    yield from (least_text(best, labels), milliseconds(best[0].median()))
+    yield half_width_percent(one.median, one.low, one.high) if one else ""
+    yield from (slowest_label, milliseconds(slowest.median()))
+    width = of_times({"times": longer.ratio, "interval": longer.interval}) if longer else ""
+    yield ratio(longer.ratio if longer else None) + width
 
 
 def left_out_table(results: DeviceResults) -> Iterator[Table]:

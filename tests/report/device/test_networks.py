@@ -139,7 +139,9 @@ class TestBatches:
         assert said.startswith(
             '<p class="say longer">Which mini-batch does a device need? Seen in one launch: for 90%'
         )
-        assert len(said) < 300
+        sentence, _, table = said.partition("<h3>")
+        assert len(sentence) < 300
+        assert table.startswith("The least that is enough</h3>")
         figures = sorted(path.stem for path in (batches.folder.path / "figures").glob("*.svg"))
         assert figures == ["device-batch-sizes-throughput", "device-batch-sizes-time"]
 
