@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from scaling.device_studies.declaration import DEVICES, BreakEven, Enough, Fastest
 from scaling.report.device.comparisons import crossing_text
 from scaling.report.device.findings import ahead, crossings, needs
 from scaling.report.device.results import ON, DeviceResults
-from scaling.report.device.tables import FASTEST_AND_SLOWEST, Cells, fastest_and_slowest, table_by
+from scaling.report.device.tables import Cells, fastest_and_slowest, table_by
 from scaling.report.formats import MISSING, number, rate
 from scaling.report.tables import Table, without_empty_columns
 
@@ -53,12 +52,16 @@ def _break_even(declared: BreakEven, results: DeviceResults) -> Table:
 
 
 def _fastest(declared: Fastest, results: DeviceResults) -> Table:
-    every = results.grouped(results.where(declared.where), "device", *declared.by).values()
+    every = results.grouped(results.where(declared.where), *declared.by, "device").values()
     over = [cells for cells in every if all(cell.is_over for cell in cells)]
     groups = [timed for cells in over if (timed := [cell for cell in cells if cell.estimate()])]
-    texts, by = partial(fastest_and_slowest, results, declared.choice), ["device", *declared.by]
-    what = "Times are medians; ±: half of the 95% interval."
-    return table_by(results, "The fastest choice", by, groups, FASTEST_AND_SLOWEST, texts, what)
+    by, headings = [*declared.by, "device"], ["fastest", "ms", "slowest", "x as long"]
+
+    def texts(cells: Cells) -> Iterator[str]:
+        best, best_ms, _, slowest, _, longer = fastest_and_slowest(results, declared.choice, cells)
+        yield from (best, best_ms, slowest, longer)
+
+    return table_by(results, "The fastest choice", by, groups, headings, texts, "Medians of an operation.")
 
 
 TABLES: dict[type, Callable[[Any, DeviceResults], Table]] = {

@@ -21,7 +21,6 @@ from scaling.report.formats import (
 from scaling.report.tables import Table, without_empty_columns
 
 Cells = Sequence[DeviceResult]  # a row: the cells of a point
-FASTEST_AND_SLOWEST = ("fastest", "ms", "±", "slowest", "ms", "x as long")
 LOAD = "load_average"  # the fact with the host's load before a cell (`scaling.study.kinds.device`)
 
 
@@ -116,7 +115,7 @@ def _fastest_table(results: DeviceResults, declared: FastestRows) -> Table:
         yield MISSING if own == first else crossing_text(crossing(times))
 
     groups = results.grouped(results.cells, *declared.by).values()
-    headings = [*FASTEST_AND_SLOWEST, f"less time than {results.label(first)}"]
+    headings = ["fastest", "ms", "±", "slowest", "ms", "x as long", f"less time than {results.label(first)}"]
     table = table_by(results, declared.title, declared.by, groups, headings, texts, declared.statistic)
     return without_empty_columns(table)
 
