@@ -1,25 +1,14 @@
 """Seconds to a target by workers and batch: the steps that trainings took, times the time of a step.
 
 Trainings belong together where they differ only in batch, learning rate and its rule, workers, exact
-exchange, seed, and settings that change the time alone.
-
-1. A training's steps lie in the epoch that first shows the target: they are interpolated from the evaluation
-   before (half of the first epoch), with the variance of any place in the epoch, width^2 / 12.
-2. Of each batch the rate with the fewest mean steps counts, of rates at which all seeds reach the target.
-3. S(B) = S_min (1 + B_crit / B) (arXiv 1812.06162, 1811.03600) is fitted to log S by least squares, weighted
-   by the variance of seeds and evaluation. To it comes the lack of fit, if any, with which the batches are as
-   far from the curve as expected (R. C. Paule, J. Mandel, J. Res. Natl. Bur. Stand. 87, 1982).
-4. Intervals are of all curves whose sum of squares is within t^2 of the least; t has two degrees of freedom
-   less than there are batches. An end is open (0 or inf) where the batches show no plateau, or nothing else.
-5. Seconds are iteration_s x S(B); lossy exchanges have their own steps, trained at that batch on as many
-   workers. Evaluation and the rest of the epoch that reaches the target are not counted.
+exchange, seed, and settings that change the time alone. Method and sources: docs/background/learning.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -47,6 +36,9 @@ _FREE = ("scaling", "learning_rate", "learning_rate_rule", "base_batch")
 _FAMILY = [one.key for one in with_columns(role=Role.GIVEN | Role.RECIPE) if one.key not in _FREE]
 _TIMED = [one.key for one in with_columns(Shared.TIMED) if one.key in _FAMILY]
 _own = itemgetter("global_batch", "world_size", "aggregator", "wire", "sync_every", "outer_update")
+
+
+Reached = tuple[float, float]  # steps to the target, and the variance of their logarithm
 
 
 class Fitted(NamedTuple):
@@ -171,7 +163,7 @@ def fit_steps(trained: Sequence[BatchSteps]) -> StepsFit | None:
     return StepsFit(log_critical, least, squares - squares.min(), weight, quantile, new_variance, misfit)
 
 
-def steps_to_target(training: TrainingSamples, cell: Mapping[str, Any]) -> tuple[float, float] | None:
+def steps_to_target(training: TrainingSamples, cell: Mapping[str, Any]) -> Reached | None:
     """Steps to the target, and the variance of their logarithm; None where it is not reached, or unknown."""
     index = index_of_target(training, cell)
     if index is None or not np.isfinite(training.steps[: index + 1]).all():
@@ -192,19 +184,25 @@ def _rate(row: Row) -> float:
     return float(f"{row['learning_rate'] * growth ** RULES[row['learning_rate_rule'] or 'fixed']:.6g}")
 
 
-def best_rate(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> BatchSteps | None:
-    """Of the trainings at one batch those of the best rate; None where one fails or misses at each rate."""
-    by_rate, found = by_key(rows, _rate), {}
-    for rate, same in by_rate.items():
-        runs = [cells[row["cell_id"]] for row in same]
-        reached = [steps_to_target(training, run.cell) for run in runs for training in run.trainings]
-        if reached and None not in reached and not any(row["state"] == "failed" for row in same):
-            found[rate] = np.array(reached, dtype=float)
+def best_rate(batch: int, by_rate: Mapping[float, Sequence[Reached | None]]) -> BatchSteps | None:
+    """Of the rates at which all trainings reach the target that with the fewest mean steps."""
+    found = {rate: np.array(all_, float) for rate, all_ in by_rate.items() if all_ and None not in all_}
     if not found:
         return None
     rate = min(found, key=lambda rate: found[rate][:, 0].mean())
-    (steps, variances), own, rates = found[rate].T, tuple(by_rate[rate]), tuple(sorted(by_rate))
-    return BatchSteps(own[0]["global_batch"], rate, rates, tuple(steps), float(variances.mean()), own)
+    steps, variances = found[rate].T
+    return BatchSteps(batch, rate, tuple(sorted(by_rate)), tuple(steps), float(variances.mean()))
+
+
+def _trained(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> BatchSteps | None:
+    """Of the trainings at one batch those of the best rate; None where one fails or misses at each rate."""
+    by_rate, reached = by_key(rows, _rate), {}
+    for rate, same in by_rate.items():
+        runs = [cells[row["cell_id"]] for row in same]
+        reached[rate] = [steps_to_target(training, run.cell) for run in runs for training in run.trainings]
+        reached[rate] += [None for row in same if row["state"] == "failed"]
+    best = best_rate(rows[0]["global_batch"], reached)
+    return best and replace(best, rows=tuple(by_rate[best.rate]))
 
 
 def rate_rule(trained: Sequence[BatchSteps]) -> str | None:
@@ -226,20 +224,33 @@ def rate_rule(trained: Sequence[BatchSteps]) -> str | None:
 class WorkersAndBatch:
     row: Row  # of the fastest cell with these workers, batch and exchange
     steps: Fitted
-    seconds: Fitted
     is_extrapolated: bool  # its batch is outside those trained
     is_own: bool  # the steps are those of a lossy exchange
+
+    @property
+    def seconds(self) -> Fitted:
+        logs = Fitted(*(math.log(self.row["iteration_s"] * end) for end in self.steps))
+        return _widened(logs, *half_widths_of_time(self.row))
 
     @property
     def hours(self) -> float:
         """GPU, or worker, hours."""
         return float(self.row["world_size"] * self.seconds.value / 3600)
 
+    @property
+    def joules(self) -> float | None:
+        """Of all GPUs, where the energy of the timed steps is known."""
+        each = self.row["joules_per_sample"]
+        return None if each is None else float(each * self.row["global_batch"] * self.steps.value)
+
     def values(self) -> dict[str, Any]:
-        found = {name: self.row[name] for name in ("world_size", "global_batch", "iteration_s", "cell_id")}
-        found |= {name: value for name, value in vars(self).items() if name != "row"} | {"hours": self.hours}
-        unit = columns.unit_of_workers(self.row)
-        return {**found, "exchange": columns.with_local_updates(self.row), "unit": unit}
+        return {
+            **columns.pick(self.row, "world_size", "global_batch", "iteration_s", "cell_id"),
+            "exchange": columns.with_local_updates(self.row),
+            "unit": columns.unit_of_workers(self.row),
+            **columns.pick(vars(self), "steps", "is_extrapolated", "is_own"),
+            **{name: getattr(self, name) for name in ("seconds", "hours", "joules")},
+        }
 
 
 @dataclass(frozen=True)
@@ -284,20 +295,13 @@ class LearningPlan:
 
     def findings(self) -> Iterator[Finding]:
         rows = [row for one in self.trained for row in one.rows]
-        ids = tuple(row["cell_id"] for row in rows)
-        is_divided = any(row["preconditioned_noise_scale_low"] for row in rows)
-        scale = "preconditioned_noise_scale" if is_divided else "noise_scale"
-        known = [row for row in rows if row[f"{scale}_low"]]
-        lows = [row[f"{scale}_low"] for row in known]
-        highs = [row[f"{scale}_high"] or math.inf for row in known]
+        ids, noise = tuple(row["cell_id"] for row in rows), _noise_scale(rows)
         values: dict[str, Any] = {
-            "given": self.given,
+            **columns.pick(vars(self), "given", "missed", "unfinished"),
             "batches": [one.values() for one in self.trained],
-            "missed": self.missed,
-            "unfinished": self.unfinished,
             "fewest": FEWEST_BATCHES,
             "rule": rate_rule(self.trained),
-            "noise": {"low": min(lows), "high": max(highs), "is_divided": is_divided} if known else None,
+            "noise": noise,
         }
         if self.fit is None:
             yield Finding("critical_batch_unknown", ids, values)
@@ -305,14 +309,14 @@ class LearningPlan:
         critical = self.fit.critical
         values |= {"critical": critical, "least": self.fit.least, "nearly": NEARLY_LEAST}
         values |= {"enough": critical.high / NEARLY_LEAST, "misfit": math.sqrt(self.fit.misfit)}
-        values["differs"] = bool(known) and (critical.low > max(highs) or critical.high < min(lows))
+        values["differs"] = bool(noise) and (critical.low > noise["high"] or critical.high < noise["low"])
         yield Finding("critical_batch", ids, values)
-        names = ("given", "not_trained", "num_large", "num_shared")
-        left_out = {name: getattr(self, name) for name in names}
+        left_out = columns.pick(vars(self), "given", "not_trained", "num_large", "num_shared")
         if not self.settings:
             yield Finding("seconds_not_timed", ids, left_out)
             return
         base, *others = self.by_workers.values()
+        known = [one for one in self.settings if one.joules is not None]
         values = {
             **left_out,
             "best": self.settings[0].values(),
@@ -320,75 +324,93 @@ class LearningPlan:
             "others": [{**one.values(), "times": self.times_faster(one, base)} for one in others],
             "front": [one.values() for one in self.front],
             "knee": self.knee.values(),
+            "least_energy": min(known, key=lambda one: one.joules or 0.0).values() if known else None,
             "lacks": any(_augmentation(one.row) != _augmentation(rows[0]) for one in self.settings),
         }
         yield Finding("seconds_by_workers", tuple(one.row["cell_id"] for one in self.settings), values)
+
+
+def _noise_scale(rows: Sequence[Row]) -> dict[str, Any]:
+    """The widest interval of these trainings' noise scales, with Adam of the preconditioned ones; or {}."""
+    is_divided = any(row["preconditioned_noise_scale_low"] for row in rows)
+    name = "preconditioned_noise_scale" if is_divided else "noise_scale"
+    ends = [(row[f"{name}_low"], row[f"{name}_high"] or math.inf) for row in rows if row[f"{name}_low"]]
+    if not ends:
+        return {}
+    lows, highs = zip(*ends, strict=True)
+    return {"low": min(lows), "high": max(highs), "is_divided": is_divided}
 
 
 def learning_plans(
     rows: Sequence[Row], cells: Mapping[str, CellResult], max_memory_bytes: float = math.inf
 ) -> list[LearningPlan]:
     """One plan for each target of exact trainings, in the summary's order."""
-    usable = [row for row in rows if not columns.has_no_model(row) and not columns.is_aa_replicate(row)]
+    usable = [row for row in rows if not columns.has_no_model(row) and columns.is_unchanged(row)]
+    usable = [row for row in usable if not columns.is_aa_replicate(row)]
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
-    usable = [row for row in usable if columns.is_unchanged(row)]
     timed = [row for row in usable if row["kind"] == "iteration" and row["iteration_s"]]
-
-    def loses(row: Row) -> bool:
-        return bool(row["world_size"] > 1 and is_lossy(cells[row["cell_id"]]))
-
     known = [row for row in usable if row["kind"] != "iteration" and (row["learning_rate"] or 0) > 0]
     # The row of a training that failed has no target.
     known = [{**row, "target_accuracy": cells[row["cell_id"]].cell.get("target_accuracy")} for row in known]
     aimed = [row for row in known if row["target_accuracy"] or row[BITS_TARGET]]
-    families = by_key(aimed, lambda row: (*(row[name] for name in _FAMILY), row["target_accuracy"]))
-    names = ("model", "dataset", "device", "target_accuracy", BITS_TARGET)
-    values = {name: {family[0][name] for family in families.values()} for name in _FAMILY}
-    differing = [name for name in _FAMILY if name not in names and len(values[name]) > 1]
-    plans = []
-    for family in families.values():
-        ended = [row for row in family if row["repeats"] or row["state"] == "failed"]
-        first, by_loss = family[0], by_key(ended, loses)
-        by_batch = sorted(by_key(by_loss.get(False, []), lambda row: int(row["global_batch"])).items())
-        found = {batch: best_rate(same, cells) for batch, same in by_batch}
-        trained = [best for best in found.values() if best is not None]
-        lossy = by_key(by_loss.get(True, []), _own)
-        fit, own = fit_steps(trained), {key: best_rate(same, cells) for key, same in lossy.items()}
-        further = [axis(name).text(first[name]) for name in differing if first[name] is not None]
-        given = {**{name: first[name] for name in names}, "further": further}
-        missed = [batch for batch, best in found.items() if best is None]
-        settings, not_trained = [], []
-        same_step = [row for row in timed if all(row[name] == first[name] for name in _TIMED)]
-        augmented = ("none", _augmentation(first))
-        same_step = [row for row in same_step if _augmentation(row) in augmented]
-        alone = [row for row in same_step if not columns.shares_gpus(row)]
-        fitting = [row for row in alone if (row["memory_peak_bytes"] or math.inf) <= max_memory_bytes]
-        for key, alike in by_key(fitting if fit else [], _own).items():
-            row = min(alike, key=lambda row: (_augmentation(row) != augmented[1], float(row["iteration_s"])))
-            steps = own.get(key)
-            is_outside = not trained[0].batch <= row["global_batch"] <= trained[-1].batch
-            if fit and not loses(row):
-                settings.append(_setting(row, fit.steps(row["global_batch"]), is_outside, is_own=False))
-            elif fit and steps:
-                settings.append(_setting(row, _steps_of(steps, fit), False, is_own=True))
-            else:
-                name = columns.with_local_updates(row)
-                not_trained.append(f"{name} on {columns.workers_of(row)} at batch {row['global_batch']:,}")
-        settings.sort(key=lambda one: one.seconds.value)
-        unfinished = sorted({int(row["global_batch"]) for row in family if row["state"] != "done"})
-        more = (len(alone) - len(fitting), len(same_step) - len(alone), unfinished)
-        plans.append(LearningPlan(given, trained, missed, fit, settings, not_trained, *more))
+    families = by_key(aimed, lambda row: (*(row[name] for name in _FAMILY), row["target_accuracy"])).values()
+    differing = [name for name in _FAMILY if len({family[0][name] for family in families}) > 1]
+    plans = [_plan(family, timed, cells, max_memory_bytes, differing) for family in families]
     return [plan for plan in plans if plan.trained or plan.missed]
+
+
+_GIVEN = ("model", "dataset", "device", "target_accuracy", BITS_TARGET)
+
+
+def _plan(
+    family: Sequence[Row],
+    timed: Sequence[Row],
+    cells: Mapping[str, CellResult],
+    max_memory_bytes: float,
+    differing: Sequence[str],
+) -> LearningPlan:
+    def loses(row: Row) -> bool:
+        return bool(row["world_size"] > 1 and is_lossy(cells[row["cell_id"]]))
+
+    first = family[0]
+    ended = by_key([row for row in family if row["repeats"] or row["state"] == "failed"], loses)
+    by_batch = by_key(ended.get(False, []), lambda row: int(row["global_batch"]))
+    found = {batch: _trained(by_batch[batch], cells) for batch in sorted(by_batch)}
+    trained = [best for best in found.values() if best is not None]
+    own = {key: _trained(same, cells) for key, same in by_key(ended.get(True, []), _own).items()}
+    fit, settings, not_trained = fit_steps(trained), [], []
+    augmented = ("none", _augmentation(first))
+    same_step = [row for row in timed if all(row[name] == first[name] for name in _TIMED)]
+    same_step = [row for row in same_step if _augmentation(row) in augmented]
+    alone = [row for row in same_step if not columns.shares_gpus(row)]
+    fitting = [row for row in alone if (row["memory_peak_bytes"] or math.inf) <= max_memory_bytes]
+    for key, alike in by_key(fitting if fit else [], _own).items():
+        row = min(alike, key=lambda row: (_augmentation(row) != augmented[1], float(row["iteration_s"])))
+        batch, steps = row["global_batch"], own.get(key)
+        if fit and not loses(row):
+            is_outside = not trained[0].batch <= batch <= trained[-1].batch
+            settings.append(WorkersAndBatch(row, fit.steps(batch), is_outside, is_own=False))
+        elif fit and steps:
+            settings.append(WorkersAndBatch(row, _steps_of(steps, fit), is_extrapolated=False, is_own=True))
+        else:
+            name = columns.with_local_updates(row)
+            not_trained.append(f"{name} on {columns.workers_of(row)} at batch {batch:,}")
+    further = [name for name in differing if name not in _GIVEN and first[name] is not None]
+    return LearningPlan(
+        {**columns.pick(first, *_GIVEN), "further": [axis(name).text(first[name]) for name in further]},
+        trained,
+        [batch for batch, best in found.items() if best is None],
+        fit,
+        sorted(settings, key=lambda one: one.seconds.value),
+        not_trained,
+        len(alone) - len(fitting),
+        len(same_step) - len(alone),
+        sorted({int(row["global_batch"]) for row in family if row["state"] != "done"}),
+    )
 
 
 def _augmentation(row: Row) -> str:
     return row["augmentation"] or "none"
-
-
-def _setting(row: Row, steps: Fitted, is_extrapolated: bool, *, is_own: bool) -> WorkersAndBatch:
-    logs = Fitted(*(math.log(row["iteration_s"] * end) for end in steps))
-    seconds = _widened(logs, math.hypot(*half_widths_of_time(row)))
-    return WorkersAndBatch(row, steps, seconds, is_extrapolated, is_own)
 
 
 def _steps_of(trained: BatchSteps, fit: StepsFit) -> Fitted:

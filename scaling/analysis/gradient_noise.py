@@ -1,13 +1,8 @@
 """The gradient noise scale of a training: the batch at which a gradient is as much noise as signal.
 
-Of squared norms of gradients of b and of B samples, in each step that was looked at:
-
-1. tr(Sigma) is (|g_b|^2 - |g_B|^2) / (1/b - 1/B), |G|^2 is (B |g_B|^2 - b |g_b|^2) / (B - b): unbiased.
-2. Over a window of steps each is averaged on its own; their ratio is the noise scale B_simple.
-3. Its 95% interval is Fieller's, for a ratio of two correlated means: steps that follow each other are
-   alike, so the means of up to `MOST_GROUPS` groups of neighbouring steps are the independent values.
-
-The interval has no upper end where |G|^2 is not shown to be above zero: the noise may be all there is.
+tr(Sigma) and |G|^2 (`Squares`) are averaged separately over a window of steps; their ratio is B_simple. Steps
+that follow each other are alike, so the means of up to MOST_GROUPS groups of neighbours are the independent
+values of its interval, Fieller's. It has no upper end where |G|^2 is not shown to be above zero.
 
 References: S. McCandlish et al., "An empirical model of large-batch training", arXiv 1812.06162, section 2.2
 and appendix A.1; E. C. Fieller, "Some problems in interval estimation", Journal of the Royal Statistical
@@ -28,50 +23,50 @@ from scaling.measure.statistics import CONFIDENCE
 
 Floats = NDArray[np.float64]
 
-NOISE_FORMS = (
-    "noise",
-    "preconditioned_noise",
-)  # keys of an epoch: gradients as they are; as Adam divides them
+NOISE_FORMS = ("noise", "preconditioned_noise")  # keys of an epoch; the second one of Adam alone
 MOST_GROUPS, FEWEST_GROUPS = 20, 4  # one or two steps may be of a model that has learned nothing yet
 
 
 @dataclass(frozen=True)
 class Squares:
-    """Squared norms of the gradients of two batch sizes, in steps of an epoch."""
+    """Squared norms of the gradients of two batch sizes, in samples, by steps of an epoch, and the estimates
+    without bias of tr(Sigma), a sample's summed variances, and |G|^2; some of these are negative."""
 
-    small_batch: int  # small_batch, big_batch: samples
+    small_batch: int
     big_batch: int
-    small: Floats  # small, big: [step]
+    small: Floats
     big: Floats
 
     @property
     def trace(self) -> Floats:
-        """[step]: estimates of tr(Sigma), the summed variances of a sample's gradient."""
         return (self.small - self.big) / (1 / self.small_batch - 1 / self.big_batch)
 
     @property
     def square(self) -> Floats:
-        """[step]: estimates of |G|^2, the true gradient's; some are negative."""
         difference = self.big_batch * self.big - self.small_batch * self.small
         return difference / (self.big_batch - self.small_batch)
 
 
 class NoiseScale(NamedTuple):
-    """An estimate, in samples."""
+    """In samples; no value where the estimate of |G|^2 is not positive."""
 
-    value: float | None  # None where the estimate of |G|^2 is not positive
-    low: float  # low, high: its 95% interval; `high` is None where there is no upper end
+    value: float | None
+    low: float
     high: float | None
 
 
 def squares_of(epochs: Sequence[Mapping[str, Any] | None]) -> tuple[Squares, ...]:
     """What was recorded, an item an epoch; nothing where one lacks it."""
-    if not epochs or any(epoch is None for epoch in epochs):
-        return ()
-    return tuple(
-        Squares(epoch["small_batch"], epoch["big_batch"], *np.array([epoch["small"], epoch["big"]], float))
-        for epoch in epochs
-        if epoch is not None
+    known = [epoch for epoch in epochs if epoch is not None]
+    return (
+        ()
+        if len(known) < len(epochs)
+        else tuple(
+            Squares(
+                epoch["small_batch"], epoch["big_batch"], *np.array([epoch["small"], epoch["big"]], float)
+            )
+            for epoch in known
+        )
     )
 
 
@@ -91,13 +86,9 @@ def noise_scale(windows: Sequence[Sequence[Squares]]) -> NoiseScale | None:
 
 def _group_means(series: Sequence[Floats]) -> Floats:
     """[2, group]: means over groups of neighbouring steps of one training, of about the same size."""
-    total = sum(one.shape[1] for one in series)
-    size = max(1, -(-total // MOST_GROUPS))
-    means = []
-    for one in series:
-        count = max(1, one.shape[1] // size)
-        means += [part.mean(axis=1) for part in np.array_split(one, count, axis=1)]
-    return np.stack(means, axis=1)
+    size = -(-sum(one.shape[1] for one in series) // MOST_GROUPS)
+    groups = [np.array_split(one, max(1, one.shape[1] // size), axis=1) for one in series]
+    return np.stack([part.mean(axis=1) for parts in groups for part in parts], axis=1)
 
 
 def _fieller(means: Floats) -> tuple[float, float | None]:

@@ -73,23 +73,17 @@ def _check_local_updates(part: TrainingPart, aggregators: Sequence[Aggregator[An
     refused = [pair for pair in pairs if not can_be_local(*pair)]
     is_measured_without = not names and 1 in part.sync_every and len(refused) < len(pairs)
     if refused and not is_measured_without:
-        raise StudyError(f"{what}: {_why_not_local(*refused[0])}; {_LOCAL_WAY_OUT}")
+        step, aggregator = refused[0]
+        why = f"aggregator {aggregator.label()!r} encodes what it sends with a loss; models need their mean"
+        if step != "eager":
+            how = "under its backward pass or in its graph, not whole models"
+            why = f"step: {step} exchanges each gradient {how}"
+        raise StudyError(
+            f"{what}: {why}; use step: eager and an exact aggregator, bf16 or fp16, in a part of its own if "
+            "need be, or add 1 to sync_every without outer_update, with which it is measured"
+        )
     if not pairs:
         raise StudyError(f"{what}: no aggregator of this part exchanges anything; leave it out")
-
-
-_LOCAL_WAY_OUT = (
-    "use step: eager and an exact aggregator, bf16 or fp16, in a part of its own if need be, or add 1 to "
-    "sync_every without outer_update, with which it is measured"
-)
-
-
-def _why_not_local(step: str, aggregator: Aggregator[Any]) -> str:
-    if step != "eager":
-        return (
-            f"step: {step} exchanges each gradient under its backward pass or in its graph, not whole models"
-        )
-    return f"aggregator {aggregator.label()!r} encodes what it sends with a loss; models need their mean"
 
 
 def _check_bucket_sizes(part: TrainingPart, aggregators: Sequence[Aggregator[Any]]) -> None:

@@ -12,7 +12,7 @@ from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import StudyError
 from scaling.study.parts import Training, TrainingPart, Workload, chosen
 from scaling.training.gradients import WIRES
-from scaling.training.outer_updates import WITHOUT_MOMENTUM, OuterName
+from scaling.training.outer_updates import WITHOUT_MOMENTUM
 
 OF_DDP = ("first_bucket_mb", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 """Keys that are arguments of torch's DDP."""
@@ -108,27 +108,17 @@ def wires(part: TrainingPart, aggregator: Aggregator[Any]) -> list[str | None]:
 
 def local_updates(part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> list[dict[str, Any]]:
     """The fields of `Cell` for each kind of block; or those without local updates."""
-    without: dict[str, Any] = dict.fromkeys(LOCAL_KEYS)
+    keys = ("sync_every", *LOCAL_KEYS)
     if not can_be_local(step, aggregator):
-        return [{"sync_every": 1, **without}]
+        return [dict(zip(keys, (1, None, None, None), strict=True))]
     found: list[dict[str, Any]] = []
-    names: Sequence[OuterName | None] = part.outer_update or [None]
-    for every, name in itertools.product(part.sync_every, names):
-        chosen_name = name or ("average" if every > 1 else None)
-        has_numbers = chosen_name is not None and chosen_name not in WITHOUT_MOMENTUM
-        momenta, rates = (
-            (getattr(part, key) if has_numbers else None) or [None]
-            for key in ("outer_momentum", "outer_learning_rate")
-        )
-        for momentum, rate in itertools.product(momenta, rates):
-            found.append(
-                {
-                    "sync_every": every,
-                    "outer_update": chosen_name,
-                    "outer_momentum": momentum,
-                    "outer_learning_rate": rate,
-                }
-            )
+    names: Sequence[str | None] = part.outer_update or [None]
+    for every, given in itertools.product(part.sync_every, names):
+        name = given or ("average" if every > 1 else None)
+        has_numbers = name is not None and name not in WITHOUT_MOMENTUM
+        numbers = ((getattr(part, key) if has_numbers else None) or [None] for key in LOCAL_KEYS[1:])
+        chosen = itertools.product([every], [name], *numbers)
+        found += [dict(zip(keys, values, strict=True)) for values in chosen]
     return found
 
 

@@ -64,10 +64,10 @@ class NoiseProbe:
         elif sites == {"replica"} and not aggregator.lossy and gradients.wire is None:
             self.source = "delivered"
         self._passes = compute.accumulate if world_size > 1 else max(2, compute.accumulate)
-        self._stride = STRIDE[self.source]
+        self.stride = STRIDE[self.source]
         is_hidden = isinstance(step, OverlappedStep) and aggregator.ddp_path() in ("own", "optimizer")
         if self.source == "delivered" and is_hidden:
-            self._stride = HIDDEN_PASSES * STRIDE["recomputed"]
+            self.stride = HIDDEN_PASSES * STRIDE["recomputed"]
         small_batch = local_batch // (self._passes if world_size == 1 else 1)
         self._batches = {"small_batch": small_batch, "big_batch": local_batch * world_size}
         is_scaled = self.source == "recomputed" and compute.scales_loss
@@ -76,13 +76,13 @@ class NoiseProbe:
         self._every = step.sync_every if isinstance(step, LocalStep) else 1
         self._differ = self.source != "delivered" or aggregator.shards_optimizer  # ranks' optimizers may
         self._forms = FORMS if self._inner.factors() is not None else FORMS[:1]
-        self._stride *= len(self._forms)  # a look at both takes twice as long, or less
+        self.stride *= len(self._forms)  # a look at both takes twice as long, or less
         self._looks: list[tuple[int, Tensor]] = []  # numbers of steps, [form, small or big batch]
 
     def take(self, number: int, index: int, inputs: Tensor, targets: Tensor) -> Tensor:
         """Gives the step's loss. `number`: from 0 over the training; `index`: from 0 in the epoch."""
-        since = number - self._stride // 2
-        if not self.is_on or index % self._every or since < 0 or since % self._stride >= self._every:
+        since = number - self.stride // 2
+        if not self.is_on or index % self._every or since < 0 or since % self.stride >= self._every:
             return self._step(inputs, targets)
         factors = self._adams_factors()
         if self.source == "recomputed":

@@ -1,17 +1,9 @@
 """Outer updates: what becomes of the ranks' models after a block of local steps, as steps of torch's SGD.
 
-The ranks make the mean of start - own, the outer gradient; an optimizer step with it from the block's start:
-
-- average: rate 1 without momentum, so the mean of the models.
-- block_momentum: classical, m and rate z (BMUF): d = m d + z (mean - start), start + d. Default m = 1 - 1/n
-  for n ranks, z = 1.
-- nesterov: default 0.9, rate 0.7 (DiLoCo). BMUF's own Nesterov form is the same formula.
-- cntk_model_averaging: CNTK's ModelAveragingSGD: average, for equal shares of samples.
-- cntk_block_momentum: CNTK's BlockMomentumSGD with its defaults: m = 1 - 1/n,
-  s = m s + (1 - m) z n (start - mean), start - (1 + m) s; the momentum of the ranks' own optimizers, else
-  never touched, is set to zero after each block. As SGD: rate (1 + m) (1 - m) z n with momentum m.
-
-Unlike CNTK's, a block is counted in steps, not in samples. A shorter block ends with the epoch, as in CNTK.
+The ranks make the mean of start - own, the outer gradient; an optimizer step with it from the block's start
+gives the formulas of docs/background/learning.md. CNTK's, s = m s + (1 - m) z n (start - mean) and then
+start - (1 + m) s, is SGD with rate (1 + m) (1 - m) z n and momentum m. Unlike CNTK's, a block is counted in
+steps, not in samples; a shorter block ends with the epoch, as in CNTK.
 
 References: K. Chen, Q. Huo, "Scalable training of deep learning machines by incremental block training",
 ICASSP 2016; A. Douillard et al., "DiLoCo", arXiv 2311.08105; CNTK, Source/1BitSGD/BlockMomentumSGD.h,
@@ -30,8 +22,6 @@ OuterName = Literal["average", "block_momentum", "nesterov", "cntk_model_averagi
 
 WITHOUT_MOMENTUM: tuple[OuterName, ...] = ("average", "cntk_model_averaging")
 
-DILOCO_MOMENTUM, DILOCO_RATE = 0.9, 0.7
-
 
 @dataclass(frozen=True)
 class OuterUpdate:
@@ -47,12 +37,13 @@ class OuterUpdate:
         from scaling.training.optimizers import SgdSettings  # study files are read without torch
 
         rate = self.learning_rate
-        if self.name == "cntk_block_momentum":
+        if self.resets_optimizer:
             rate *= (1 + self.momentum) * (1 - self.momentum) * self.world_size
         return SgdSettings(rate, self.momentum, nesterov=self.name == "nesterov" and self.momentum > 0)
 
     @property
     def resets_optimizer(self) -> bool:
+        """Whether the momentum of the ranks' own optimizers, else never touched, is zero after each block."""
         return self.name == "cntk_block_momentum"
 
 
@@ -60,22 +51,16 @@ def outer_update(
     name: OuterName, world_size: int, momentum: float | None = None, learning_rate: float | None = None
 ) -> OuterUpdate:
     """The outer update of that name, with its defaults for what is None; momentum is in [0, 1)."""
-    usual_momentum = DILOCO_MOMENTUM if name == "nesterov" else 1 - 1 / world_size
-    usual_rate = DILOCO_RATE if name == "nesterov" else 1.0
-    if name in WITHOUT_MOMENTUM:
-        usual_momentum = 0.0
-    return OuterUpdate(
-        name,
-        usual_momentum if momentum is None else momentum,
-        usual_rate if learning_rate is None else learning_rate,
-        world_size,
-    )
+    usual = (0.9, 0.7) if name == "nesterov" else (1 - 1 / world_size, 1.0)
+    usual = (0.0, 1.0) if name in WITHOUT_MOMENTUM else usual
+    given = zip((momentum, learning_rate), usual, strict=True)
+    return OuterUpdate(name, *(default if value is None else value for value, default in given), world_size)
 
 
 def outer_fields(cell: dict[str, Any], world_size: int) -> dict[str, float | None]:
     """The numbers of a cell's outer update, with the defaults for that world size; None where it has none."""
-    name = cell["outer_update"]
+    name, keys = cell["outer_update"], ("outer_momentum", "outer_learning_rate")
     if name is None or name in WITHOUT_MOMENTUM:
-        return {"outer_momentum": None, "outer_learning_rate": None}
-    outer = outer_update(name, world_size, cell["outer_momentum"], cell["outer_learning_rate"])
-    return {"outer_momentum": outer.momentum, "outer_learning_rate": outer.learning_rate}
+        return dict.fromkeys(keys)
+    outer = outer_update(name, world_size, *(cell[key] for key in keys))
+    return dict(zip(keys, (outer.momentum, outer.learning_rate), strict=True))

@@ -299,6 +299,19 @@ def test_control_arms_transfers_and_settings_above_the_memory_are_no_choice(trai
     assert "memory above the most or not measured: 4 timed cells." in texts(limited)
 
 
+def test_the_setting_of_least_energy_to_the_target_is_named_where_energies_are_known(trained, plans, study):
+    trained(BATCHES)
+    time_steps(study, sizes=(1, 2))
+    (plan,) = plans()
+    assert "energy" not in texts(plan)
+    for one in plan.settings:
+        one.row["joules_per_sample"] = 2.0 / one.row["world_size"]
+    least = min(plan.settings, key=lambda one: one.joules)
+    assert (least.row["world_size"], least.row["global_batch"]) == (2, 32)
+    assert least.joules == pytest.approx(32 * least.steps.value)
+    assert f"Least energy: 2 workers at batch 32 with all_reduce, {number(least.joules)} J." in texts(plan)
+
+
 def test_a_noise_scale_that_contradicts_the_fit_is_said(trained, plans):
     trained(BATCHES)
     (plan,) = plans()
