@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from scaling.device_studies.declaration import DEVICES, BreakEven, Enough, Fastest
-from scaling.report.device.comparisons import crossing_text
+from scaling.device_studies.declaration import DEVICES, BreakEven, Enough, Fastest, Variant
+from scaling.report.device.comparisons import Reached, crossing_text
 from scaling.report.device.findings import ahead, crossings, needs
 from scaling.report.device.results import ON, DeviceResults
 from scaling.report.device.tables import Cells, fastest_and_slowest, table_by
@@ -20,19 +20,24 @@ def _enough(declared: Enough, results: DeviceResults) -> Table:
     gain = [f"x as long with {results.ends(declared.x)['least']}"] if "{times}" in declared.bracket else []
     headings = [f"{on.name}: {name}" for on in DEVICES for name in (declared.x, "samples/s", *gain)]
 
+    def best(value: Any, device: Variant) -> Reached | None:
+        arms = [each for arm, each in known.items() if arm.where["device"] == device.where["device"]]
+        every = [each[value] for each in arms if value in each]
+        return min(every, key=lambda one: one.best.sample_s, default=None)
+
     def texts(cells: Cells) -> Iterator[str]:
         value = cells[0].value(declared.by)
         for device in DEVICES:
-            arms = [each for arm, each in known.items() if arm.where["device"] == device.where["device"]]
-            every = [each[value] for each in arms if value in each]
-            need = min(every, key=lambda one: one.best.sample_s, default=None)
+            need = best(value, device)
             yield need.text(declared.x) if need else MISSING
             yield rate(need.best.per_s() if need else None)
             yield from [number(need.gain.ratio if need and need.gain else None, 2)] * len(gain)
         yield number(longer[value].ratio if value in longer else None, 2)
 
-    by_value = results.grouped(results.cells, declared.by).items()
-    groups = [cells for value, cells in by_value if any(value in each for each in known.values())]
+    groups = []
+    for value in results.grouped(results.cells, declared.by):
+        found = [need for device in DEVICES if (need := best(value, device))]
+        groups += [[cell for need in found for cell in (need.shown, need.best)]] if found else []
     what = f"A sample takes at most {declared.ratio - 1:.0%} more than its least time; samples/s: the most."
     headings.append("x as long on the CPU")
     return table_by(results, "The least that is enough", [declared.by], groups, headings, texts, what)
@@ -48,7 +53,7 @@ def _break_even(declared: BreakEven, results: DeviceResults) -> Table:
     cells = results.where(declared.where) if found and declared.by else []
     groups = results.grouped(cells, declared.by).values()
     title, what = "Where the GPU takes less time", "Interpolated; in brackets the 95% interval."
-    return table_by(results, title, [declared.by], groups, [*found], texts, what)
+    return replace(table_by(results, title, [declared.by], groups, [*found], texts, what), cells=[])
 
 
 def _fastest(declared: Fastest, results: DeviceResults) -> Table:
@@ -81,5 +86,5 @@ def answer_table(results: DeviceResults) -> Table | None:
         return None
     title = known[0].title.partition(": ")[2]
     rows = [row for table in known for row in table.rows]
-    cells = [ids for table in known for ids in table.cells]
+    cells = [[*dict.fromkeys(ids)] for table in known for ids in table.cells]
     return without_empty_columns(replace(known[0], title=title, rows=rows, cells=cells))

@@ -9,7 +9,7 @@ import pytest
 from scaling.device_studies import batch_sizes, cpu_threads
 from scaling.device_studies.small_networks import GRID, REPORT
 from scaling.report import write_report
-from scaling.report.device import device_sentences, device_tables, figures
+from scaling.report.device import device_answer_table, device_sentences, device_tables, figures
 from scaling.report.device.drawing import lines_of, points_of
 from scaling.report.device.findings import crossings, needs, ratios
 from scaling.report.device.findings import enough as is_enough
@@ -151,6 +151,11 @@ class TestBatches:
         assert not any("on the GPU eager: fcn-r" in text for text in told)
         assert "on the GPU eager for every network" in told[-1]
         assert "the time of a sample" not in told[-1]
+        table = device_answer_table([batches.results()])
+        assert (table.headings, table.rows) == (
+            ["network", "CPU: batch", "CPU: samples/s"],
+            [["fcn-r", "4", "100"]],
+        )
         batches.add(planned=True, threads=4, step="eager", model="fcn-r", batch=8)
         results, declared = batches.results(), batch_sizes.REPORT.figures[1]
         at, (values, *_) = points_of(declared, results, declared.panels[0], results.where({"device": "cpu"}))
