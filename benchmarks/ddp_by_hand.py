@@ -4,12 +4,12 @@
 
 Arms are aggregators, in the overlapped step; `/plain`: without the CUDA graphs of buckets; `/views`: with
 DDP's gradient_as_bucket_view; `/captured`: in the captured step, of which `/captured/hidden` exchanges all
-but the last bucket, and `/captured/last` that alone. All arms and the loop train in turn, some iterations in
-a row, in an order drawn anew in each round; a time is that of the slowest rank between two points at which
-the device is idle. Printed are medians with quartiles, and the median over the rounds of the ratio of an
-arm's time to the loop's (1.01: 1% slower); `host_us_per_bucket` is how long the hook holds the backward pass
-back for one bucket, and `--profile` says where that goes. `--network gpt-nano --device cpu` tries it
-anywhere.
+but the largest bucket, and `/captured/largest` that alone. All arms and the loop train in turn, some
+iterations in a row, in an order drawn anew in each round; a time is that of the slowest rank between two
+points at which the device is idle. Printed are medians with quartiles, and the median over the rounds of the
+ratio of an arm's time to the loop's (1.01: 1% slower); `host_us_per_bucket` is how long the hook holds the
+backward pass back for one bucket, and `--profile` says where that goes. `--network gpt-nano --device cpu`
+tries it anywhere.
 """
 
 from __future__ import annotations
@@ -132,11 +132,14 @@ class Network:
             replica = FlatReplica(self.module(), compute=compute)
             layered = LayeredStep(replica, aggregator, settings, group, bucket_mb=BUCKET_MB, capturable=True)
             if ways[1:]:
-                _exchange_part(layered, only_last=ways[1] == "last")
+                _exchange_part(layered, only_largest=ways[1] == "largest")
             return CapturedStep(layered, inputs, targets, group)
         if aggregator.ddp_path() == "layered":
+            LayeredStep.captures = way != "plain"
             replica = FlatReplica(self.module(), compute=compute)
-            return LayeredStep(replica, aggregator, settings, group, bucket_mb=BUCKET_MB)
+            sharded = LayeredStep(replica, aggregator, settings, group, bucket_mb=BUCKET_MB)
+            LayeredStep.captures = True
+            return sharded
         HookedBuckets.captures = way != "plain"
         step = OverlappedStep(
             Replica(self.module(), compute=compute),
@@ -148,12 +151,12 @@ class Network:
         return step
 
 
-def _exchange_part(step: LayeredStep, *, only_last: bool) -> None:
+def _exchange_part(step: LayeredStep, *, only_largest: bool) -> None:
     """The others are stepped with what this rank has: so much of a step is the exchange of some buckets."""
-    exchange, last = step._bring_together, step._parts[-1]
+    exchange, largest = step._bring_together, max(step._parts, key=lambda part: part.size_mb)
 
     def part(bucket: Any) -> None:
-        if (bucket is last) == only_last:
+        if (bucket is largest) == only_largest:
             exchange(bucket)
         else:
             with torch.no_grad():
@@ -180,13 +183,11 @@ def timed(step: Step, batches: list[Any], count: int, group: TorchGroup, device:
 
 def host_us_per_bucket(step: Any, batches: list[Any], count: int) -> float | None:
     """How long the hook takes of the host, a bucket; None where there is none."""
-    buckets, call = getattr(step, "_buckets", None), "launch"
-    if isinstance(step, LayeredStep):
-        buckets, call = step, "_take_on"
-    elif buckets is None or not step.bucket_bytes:
+    buckets = getattr(step, "_buckets", None)
+    if buckets is None or not step.bucket_bytes:
         return None
     took: list[float] = []
-    launch = getattr(buckets, call)
+    launch = buckets.launch
 
     def clocked(*given: Any) -> Any:
         start = time.perf_counter()
@@ -194,10 +195,10 @@ def host_us_per_bucket(step: Any, batches: list[Any], count: int) -> float | Non
         took.append(time.perf_counter() - start)
         return future
 
-    setattr(buckets, call, clocked)
+    buckets.launch = clocked
     for index in range(count):
         step(*batches[index % len(batches)])
-    delattr(buckets, call)
+    del buckets.launch
     return 1e6 * float(np.mean(took))
 
 

@@ -7,6 +7,9 @@ unless the whole mean is to be clipped or searched for infinities.
 Where each rank owns a shard of a bucket it steps that alone. A bucket of one parameter is taken as autograd
 made it; the gradients of several are copied side by side first.
 
+Outside of a captured step exchange and update of each bucket become a CUDA graph after the first steps, where
+they can: one launch instead of some thirty. Graphs run one after the other, on one stream.
+
 Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv
 2006.15704 (buckets in the order in which gradients come).
 """
@@ -23,11 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
 from scaling.aggregators.state import AggregatorState, load_buckets, save_buckets
 from scaling.bucket import BucketLayout, Span
-from scaling.measure.phases import UNMARKED, Marks
-from scaling.process_group import Group
+from scaling.measure.clock import graphs_can_be_marked
+from scaling.measure.phases import UNMARKED, GraphMarks, Marks, PhaseRecorder, uncollected
+from scaling.process_group import Group, TorchGroup
+from scaling.training.bucket_graphs import can_capture
 from scaling.training.exchanges import aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
@@ -36,6 +41,7 @@ from scaling.training.step import TrainingStep, by_bucket, factors_of, of_bucket
 from scaling.training.update import SpansUpdate
 
 NUM_STREAMS = 2  # one bucket is encoded while another one's messages are under way
+PLAIN_STEPS = 2  # before any capture: in them optimizers and libraries make what they keep
 
 
 @dataclass
@@ -58,9 +64,21 @@ class _Bucket:
         return sum(parameter.nbytes for parameter in self.parameters) / 2**20
 
 
-class LayeredStep(TrainingStep):
-    """On every replica or on owners. `bucket_mb` is the lower size of a bucket, in MiB."""
+@dataclass(frozen=True)
+class _Graph:
+    """`gradients`: where it reads those of its bucket, in memory that all graphs share."""
 
+    graph: torch.cuda.CUDAGraph
+    gradients: list[Tensor]
+    metered: tuple[int, int]
+    marks: GraphMarks | None
+
+
+class LayeredStep(TrainingStep):
+    """On every replica or on owners. `bucket_mb` is the lower size of a bucket, in MiB; `capturable`: to be
+    part of a captured step; `captures`: whether others make graphs of their own."""
+
+    captures = True
     replica: FlatReplica
     _parts: list[_Bucket]
 
@@ -79,7 +97,17 @@ class LayeredStep(TrainingStep):
         self.replica, self._aggregator, self._wire = replica, aggregator, gradients.wire
         self._marks: Marks = UNMARKED
         self._exchanging = True
-        self.treatment = GradientTreatment(gradients, replica.compute, replica.trainable[0].device)
+        device, self._group = replica.trainable[0].device, group
+        self.treatment = GradientTreatment(gradients, replica.compute, device)
+        own_graphs = (
+            self.captures and isinstance(group, TorchGroup) and can_capture(aggregator, group, device)
+        )
+        self._captures_later = own_graphs and not (capturable or self.treatment.waits_for_all)
+        self._num_steps = 0
+        self._graphs: list[_Graph] = []
+        self._uncaptured: list[str] = []
+        self._recorder: PhaseRecorder | None = None
+        capturable = capturable or self._captures_later
         self._parts = [
             self._started(number, flat, tensors, settings, group, capturable)
             for number, flat in enumerate(replica.buckets)
@@ -88,7 +116,6 @@ class LayeredStep(TrainingStep):
         for flat in replica.buckets:
             flat.release_gradient()
         self._add_up = sum_over_owners(group, aggregator.update_site)
-        device = replica.trainable[0].device
         # No stream without a bucket: a capture cannot wait for one that it has not entered.
         count = min(NUM_STREAMS, len(self._parts)) if device.type == "cuda" else 0
         self._streams = [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
@@ -118,7 +145,8 @@ class LayeredStep(TrainingStep):
         update = SpansUpdate(values, _within(spans, owned), settings, **how)
         if found_inf is not None:
             update.skip_where(found_inf)
-        joined = len(tensors) > 1 and not self._aggregator.releases_gradients
+        keeps = not (self._aggregator.releases_gradients or self._captures_later)
+        joined = len(tensors) > 1 and keeps
         buffer = values.new_empty(layout.num_elements) if joined else None
         views = [values[slice(*span)] for span in spans]
         return _Bucket(parameters, number, state, owned, update, views, buffer)
@@ -128,7 +156,7 @@ class LayeredStep(TrainingStep):
         sizes = [bucket.size_mb for bucket in self._parts]
         shown = f"layer by layer: {len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB"
         count = len(self.replica.notes)
-        return [*super().notes[:count], shown, *super().notes[count:]]
+        return [*super().notes[:count], shown, *super().notes[count:], *self._uncaptured]
 
     def state_dict(self) -> dict[str, Any]:
         states = save_buckets([bucket.state for bucket in self._parts])
@@ -148,7 +176,23 @@ class LayeredStep(TrainingStep):
     def factors(self) -> dict[str, Tensor] | None:
         return factors_of((self.replica.buckets[bucket.number], bucket.update) for bucket in self._parts)
 
+    def prepare_profiled(self, recorder: PhaseRecorder) -> bool:
+        """Graphs are captured again, with marks between their phases."""
+        if self._graphs and not graphs_can_be_marked():
+            return False
+        self._recorder = recorder
+        if self._graphs:
+            self._capture()
+        return True
+
+    @property
+    def settle_profiled(self) -> bool:  # type: ignore[override]
+        return bool(self._graphs)
+
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
+        if self._captures_later and self._num_steps == PLAIN_STEPS:
+            self._capture()
+        self._num_steps += 1
         self._marks = marks
         for bucket in self._parts:
             bucket.missing = len(bucket.parameters)
@@ -187,15 +231,71 @@ class LayeredStep(TrainingStep):
             with self._marks.paused() if in_backward else nullcontext():
                 self._bring_together(self._parts[number])
             return
-        stream = self._streams[number % len(self._streams)]
+        graph = self._graphs[number] if self._graphs and self.record is None else None
+        if graph is not None and graph.marks is None and self._marks is not UNMARKED:
+            graph = None
+        stream = self._streams[number % len(self._streams) if graph is None else 0]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._bring_together(self._parts[number])
+            if graph is None:
+                self._bring_together(self._parts[number])
+            else:
+                self._replay(self._parts[number], graph)
+
+    @torch.no_grad()
+    def _replay(self, bucket: _Bucket, graph: _Graph) -> None:
+        torch._foreach_copy_(graph.gradients, _gradients(bucket))
+        graph.graph.replay()
+        self._group.meter.count(*graph.metered)
+        if graph.marks is not None and self._recorder is not None and self._marks is not UNMARKED:
+            graph.marks.place(self._recorder)
+        if self._aggregator.releases_gradients:
+            _release(bucket.parameters)
+
+    @torch.no_grad()
+    def _capture(self) -> None:
+        """Exchange and update of each bucket; nothing is computed. Collective."""
+        memory: dict[torch.dtype, Tensor] = {}
+        for bucket in self._parts:
+            dtype, size = bucket.values[0].dtype, bucket.state.layout.num_elements
+            if dtype not in memory or memory[dtype].numel() < size:
+                memory[dtype] = bucket.values[0].new_empty(size)
+        meter, problem, graphs = self._group.meter, "", []
+        record, self.record = self.record, None  # what is captured is not recorded
+        torch.cuda.synchronize()
+        with meter.standing_still(), torch.cuda.stream(self._streams[0]), uncollected():
+            pool = torch.cuda.graph_pool_handle()
+            try:
+                for bucket in self._parts:
+                    flat = memory[bucket.values[0].dtype][: bucket.state.layout.num_elements]
+                    graphs.append(self._captured(bucket, flat, pool))
+            except RuntimeError as error:
+                problem = str(error).partition("\n")[0]
+        self.record = record
+        failed = self._group.largest(float(bool(problem))) > 0
+        self._graphs = [] if failed else graphs
+        self._uncaptured = ["exchanges are no CUDA graphs: " + (problem or "see another rank")] * failed
+
+    def _captured(self, bucket: _Bucket, flat: Tensor, pool: Any) -> _Graph:
+        meter, marks = self._group.meter, GraphMarks() if self._recorder is not None else None
+        meter.reset()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool, "thread_local")
+        try:
+            self._exchange(bucket, flat, marks.on_lane("comm") if marks else unmarked)
+        finally:
+            graph.capture_end()
+        metered = meter.bytes_sent, meter.messages_sent
+        return _Graph(graph, bucket.state.layout.views(flat), metered, marks)
 
     @torch.no_grad()
     def _bring_together(self, bucket: _Bucket) -> None:
         phase = self._marks.on_lane("comm") if self._streams else self._marks.phase
-        gradient = self._flat_gradient(bucket)
+        self._exchange(bucket, self._flat_gradient(bucket), phase)
+        if self._aggregator.releases_gradients:
+            _release(bucket.parameters)
+
+    def _exchange(self, bucket: _Bucket, gradient: Tensor, phase: PhaseMarker) -> None:
         mean = aggregate(self._aggregator, bucket.state, gradient, phase, self.record, self._wire)
         owned_mean = None
         if bucket.owned is not None:
@@ -206,8 +306,6 @@ class LayeredStep(TrainingStep):
             bucket.mean = owned_mean.clone() if releases and owned_mean is not None else owned_mean
         else:
             self._update(bucket, owned_mean, phase)
-        if releases:
-            _release(bucket.parameters)
 
     def _update(self, bucket: _Bucket, mean: Tensor | None, phase: PhaseMarker) -> None:
         if mean is not None:
@@ -222,16 +320,20 @@ class LayeredStep(TrainingStep):
                 )
 
     def _flat_gradient(self, bucket: _Bucket) -> Tensor:
-        gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in bucket.parameters
-        ]
+        gradients = _gradients(bucket)
         if len(gradients) == 1:
             return gradients[0].contiguous().view(-1)
         if bucket.flat is None:
             return torch.cat([gradient.reshape(-1) for gradient in gradients])
         torch._foreach_copy_(bucket.state.layout.views(bucket.flat), gradients)
         return bucket.flat
+
+
+def _gradients(bucket: _Bucket) -> list[Tensor]:
+    return [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for parameter in bucket.parameters
+    ]
 
 
 def _release(parameters: list[torch.nn.Parameter]) -> None:

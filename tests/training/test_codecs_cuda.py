@@ -1,4 +1,4 @@
-"""Every codec on two GPUs over NCCL: as on the CPU, without waiting for the device, and in a CUDA graph."""
+"""Codecs and shards on two GPUs over NCCL: as on the CPU, without waiting for the device, and in CUDA graphs."""
 
 import traceback
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError
 from scaling.process_group import run_in_process
+from scaling.training import layered as layered_steps
 from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import TrainingProgress
@@ -17,7 +18,7 @@ from scaling.training.hooked_buckets import HookedBuckets
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from tests.ranks import as_rank, refusal
-from tests.training.small import CPU, batch_of, eager, flat, layered, overlapped, perceptron
+from tests.training.small import CPU, OPTIMIZERS, batch_of, eager, flat, layered, overlapped, perceptron
 
 NAMES = (
     *("one_bit", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd", "top_k"),
@@ -183,6 +184,29 @@ def hooked_less_plain(aggregator, group, device):
     return (ends[0] - ends[1]).abs().max().item()
 
 
+def graphs_of_shards_less_plain(name, group, device):
+    """The same of a step of shards whose buckets become graphs behind its first steps, and one that waits
+    for ever with that; in between a step is recorded, and the state saved and taken over."""
+    ends, sent = [], []
+    for plain_steps in (1_000_000, layered_steps.PLAIN_STEPS):
+        layered_steps.PLAIN_STEPS = plain_steps
+        step = layered(network(device), name, OPTIMIZERS["adamw"], group, bucket_mb=BUCKET_MB)
+        take_steps(step, group, device, range(3))
+        assert step.settle_profiled == (plain_steps < 3), step.notes
+        step.record = []
+        take_steps(step, group, device, range(3, 4))
+        assert len(step.record) > 1, "buckets are"
+        step.record = None
+        step.load_state_dict(step.state_dict())
+        take_steps(step, group, device, range(4, NUM_TRAINED))
+        group.meter.reset()
+        take_steps(step, group, device, range(1))
+        sent.append((group.meter.bytes_sent, group.meter.messages_sent))
+        ends.append(step.replica.parameters.clone())
+    assert sent[0] == sent[1], f"metered: {sent}"
+    return (ends[0] - ends[1]).abs().max().item()
+
+
 def resumed(aggregator, group, device, *, is_layered):
     """The captured losses after a checkpoint, and how far the first two trainings' parameters are apart.
 
@@ -227,6 +251,7 @@ def seen_by(workers):
                 seen[name][f"resumed{ending}"] = resumed(*chosen, is_layered=way)
         except Exception:
             seen[name] = {**seen.get(name, {}), "failed": traceback.format_exc()}
+    seen["shards"] = [graphs_of_shards_less_plain(name, group, device) for name in ("zero1", "zero2")]
     return seen
 
 
@@ -271,6 +296,10 @@ class TestOnTwoGpus:
     def test_what_is_withheld_moves_into_a_bucket_of_another_order(self, both, name):
         for rank in both:
             assert rank["moved"] is None or rank["moved"] < 1e-5
+
+
+def test_graphs_of_sharded_updates_train_bit_for_bit_as_what_they_captured(ranks):
+    assert [rank["shards"] for rank in ranks] == [[0.0, 0.0]] * 2
 
 
 if __name__ == "__main__":
