@@ -53,8 +53,8 @@ def outer_update(
     """The outer update of that name, with its defaults for what is None; momentum is in [0, 1)."""
     usual = (0.9, 0.7) if name == "nesterov" else (1 - 1 / world_size, 1.0)
     usual = (0.0, 1.0) if name in WITHOUT_MOMENTUM else usual
-    given = zip((momentum, learning_rate), usual, strict=True)
-    return OuterUpdate(name, *(default if value is None else value for value, default in given), world_size)
+    momentum = usual[0] if momentum is None else momentum
+    return OuterUpdate(name, momentum, usual[1] if learning_rate is None else learning_rate, world_size)
 
 
 def outer_fields(cell: dict[str, Any], world_size: int) -> dict[str, float | None]:

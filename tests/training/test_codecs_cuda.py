@@ -1,4 +1,4 @@
-"""Codecs and shards on two GPUs over NCCL: as on the CPU, without waiting for the device, and in CUDA graphs."""
+"""Codecs and shards on two GPUs over NCCL: as on the CPU, without waiting for the device, in graphs."""
 
 import traceback
 from contextlib import contextmanager
