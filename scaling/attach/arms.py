@@ -49,6 +49,8 @@ def _threads_fit(_: Arm, measured: Measured) -> str | None:
 
 def _no_collectives(_: Arm, measured: Measured) -> str | None:
     ranks = measured.ranks
+    if ranks[0].get("without_ddp"):
+        return "without DDP they are the exchange, which no_exchange leaves out"
     called = ranks[0].get("collectives", {})
     if not any(4 * count >= len(min(ranks[0]["step_s"], key=len)) for count in called.values()):
         return "the script has no collectives of its own in its steps"
@@ -93,7 +95,7 @@ RULES: dict[str, tuple[str, Callable[[Arm, Measured], str | bool | None]]] = {
                    lambda arm, of: not of.ranks[0].get(arm.without) and f"no {arm.without} is on"),
     "is_apart": ("arms are not switched", lambda _, measured: measured.apart is not None),
     "threads_fit": ("threads have cores of their own", _threads_fit),
-    "no_collectives": ("there are none, or leaving them out would leave results without a value",
+    "no_collectives": ("there are none, they are the exchange, or a result would have no value without them",
                        _no_collectives),
     "one_bucket": ("all gradients are in one bucket, or a step without any exchange is hardly shorter",
                    _one_bucket),

@@ -27,8 +27,7 @@ class Rare:
 
 
 def rare(measured: Measured) -> list[Rare]:
-    ranks = measured.ranks
-    found = []
+    ranks, found = measured.ranks, []
     for kind in RARE:
         took = [_steps_with(rank, kind) for rank in ranks]
         doing = tuple(at for at, steps in enumerate(took) if steps)

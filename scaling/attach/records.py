@@ -6,6 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,10 @@ class AttachedFolder:
 
 
 def script_name(command: Sequence[str]) -> str:
-    before = ""
-    for word in command:
+    for before, word in pairwise(["", *command]):
         is_launcher = word == "accelerate" or word.startswith(("torch.distributed.", "accelerate.commands."))
         if before in ("-m", "--module") and not is_launcher:
             return word
         if word.endswith(".py"):
             return Path(word).name
-        before = word
     return command[-1]

@@ -11,7 +11,7 @@ from scaling.attach.inside.settings import threads_that_fit
 from scaling.attach.launch import one_worker
 from scaling.attach.marks import phases_s, steady, steps_of
 from scaling.attach.trace import read_traces
-from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs
+from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, with_facts
 
 
 def test_all_ranks_draw_the_same_order_and_those_that_run_apart_begin_with_what_tells_most():
@@ -42,6 +42,10 @@ def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone():
     assert why_skipped("no_debugging", measured) == "no debugging is on"
     assert why_skipped("no_anomaly", measured) == "no anomaly detection is on"
     assert why_skipped("one_worker", measured) is None
+    with_facts(measured, "baseline", collectives={"all_reduce": 99})
+    assert why_skipped("no_collectives", measured) is None
+    with_facts(measured, "baseline", without_ddp=True)
+    assert why_skipped("no_collectives", measured).startswith("without DDP they are the exchange")
 
 
 @pytest.mark.parametrize(("command", "expected"), [
