@@ -53,10 +53,10 @@ def measured(
         FlatReplica(build_module(create_model(model, parameters), MNIST)), aggregator, settings, group
     )
     probe = NoiseProbe(step, aggregator, AS_THEY_ARE, group, batch)
-    inputs, targets = torch.randn(batch, *MNIST.input_shape), torch.randint(10, (batch,))
     times: dict[bool, list[float]] = {False: [], True: []}
     for index in range(WARMUP + given.steps):
         is_looked = bool(index % 2)
+        inputs, targets = torch.randn(batch, *MNIST.input_shape), torch.randint(10, (batch,))
         group.barrier()
         start = time.process_time()
         probe.take(probe.stride // 2 if is_looked else 0, 0, inputs, targets)

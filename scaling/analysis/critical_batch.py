@@ -72,8 +72,8 @@ class BatchSteps:
 
     def values(self) -> dict[str, Any]:
         found: dict[str, Any] = {"steps": float(np.exp(self.logs.mean())), "num_seeds": len(self.steps)}
-        found |= {"rates": self.rates, "is_at_end": self.rate in (self.rates[0], self.rates[-1])}
-        return {"batch": self.batch, "rate": self.rate, **found}
+        found["is_at_end"] = self.rate in (self.rates[0], self.rates[-1])
+        return {**columns.pick(vars(self), "batch", "rate", "rates"), **found}
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,18 @@ class StepsFit:
     misfit: float  # the part of it that is lack of fit
 
     @cached_property
-    def _best(self) -> int:
-        return int(np.argmin(self.squares))
-
-    @cached_property
     def _inside(self) -> NDArray[np.bool_]:
         return self.squares <= self.quantile**2
+
+    def _best(self, values: Floats) -> float:
+        return float(values[np.argmin(self.squares)])
 
     def _range(self, values: Floats) -> Fitted:
         """Of log S_min + values, over all curves that are allowed."""
         slack = np.sqrt((self.quantile**2 - self.squares[self._inside]) / self.weight)
         logs = self.log_least + values
-        ends = logs[self._inside] - slack, logs[self._inside] + slack
-        return Fitted(float(logs[self._best]), float(ends[0].min()), float(ends[1].max()))
+        inside = logs[self._inside]
+        return Fitted(self._best(logs), float((inside - slack).min()), float((inside + slack).max()))
 
     def _shape(self, batch: float) -> Floats:
         return np.log1p(np.exp(self.log_critical) / batch)
@@ -112,7 +111,7 @@ class StepsFit:
         allowed = np.exp(self.log_critical[self._inside])
         low = 0.0 if self._inside[0] else float(allowed[0])
         high = math.inf if self._inside[-1] else float(allowed[-1])
-        return Fitted(float(np.exp(self.log_critical[self._best])), low, high)
+        return Fitted(self._best(np.exp(self.log_critical)), low, high)
 
     @property
     def least(self) -> Fitted:
@@ -129,7 +128,7 @@ class StepsFit:
         shapes = self._shape(second) - self._shape(first)
         allowed = shapes[self._inside]
         half = 0.0 if first == second else self.quantile * math.sqrt(2 * self.misfit)
-        return Fitted(float(shapes[self._best]), float(allowed.min()) - half, float(allowed.max()) + half)
+        return Fitted(self._best(shapes), float(allowed.min()) - half, float(allowed.max()) + half)
 
 
 def fit_steps(trained: Sequence[BatchSteps]) -> StepsFit | None:
