@@ -41,6 +41,13 @@ CODE_CHANGES = (
         _CUDA,
         ("overlapped",),
     ),
+    CodeChange(
+        "2026-11-29T19:45:00+00:00",
+        "sharded updates in overlapped steps are CUDA graphs",
+        ("zero1", "zero2"),
+        _CUDA,
+        ("overlapped",),
+    ),
 )
 
 
