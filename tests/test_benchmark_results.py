@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from scaling.analysis.critical_batch import rate_rule
 from tests.made import loaded
 from tests.numbers_in_docs import holds_numbers
 from topologies.schema import load
@@ -317,6 +318,19 @@ def test_steps_that_were_predicted_before_they_were_trained_are_those_of_the_tab
         assert guess == f"{known['value']:,.0f} ({known['low']:,.0f} to {known['high']:,.0f})"
         assert error == f"{known['value'] / np.exp(one.logs.mean()) - 1:+.1%}"
         assert inside == f"{sum(known['low'] < each < known['high'] for each in one.steps)} of 3"
+
+
+def test_each_batch_that_is_left_out_and_the_rules_of_rates_are_as_the_text_says():
+    program = loaded(BENCHMARKS / "steps_to_target.py")
+    epochs = pd.read_csv(RESULTS / "steps-to-target/epochs.csv")
+    left_out = program.table(epochs).dropna(subset="error")
+    worst = left_out.loc[left_out.error.abs().idxmax()]
+    assert (len(left_out), set(left_out.inside)) == (33, {3})
+    assert (worst.workload, worst.batch) == ("gpt(size=nano), adamw", 32)
+    assert [round(100 * value) for value in (abs(worst.error), left_out.error.abs().median())] == [32, 6]
+    rules = {name: rate_rule([*trained.values()]) for name, trained in program.by_workload(epochs)}
+    shown = {name: rule for name, rule in rules.items() if rule}
+    assert (len(rules), shown) == (5, {"alexnet-r, sgd": "sqrt", "gpt(size=nano), adamw": "fixed"})
 
 
 @pytest.mark.parametrize("path", sorted((RESULTS / "gpu-tests").glob("*.xml")), ids=lambda path: path.stem)
