@@ -64,14 +64,14 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
         return []
     rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
     trained, scatter = [*_trained(rows, by_id)], scatter_of(cells)
-    lost = {_name_of_training(one.values): one.values["lost"] for one in trained}
+    trainings = by_key([one.values for one in trained], itemgetter(*_TRAINING))
     found = []
     for given, ddp, others in _measured(rows, cells):
         lossy = [row for row in others if is_lossy(by_id[row["cell_id"]])]
         exact = [row for row in others if row not in lossy]
         best = {name: _best(ddp, some, scatter) for name, some in (("exact", exact), ("lossy", lossy))}
         if best["lossy"]:
-            best["lossy"]["lost"] = lost.get(_name_of_training(best["lossy"]))
+            best["lossy"] |= _accuracy_of(trainings, best["lossy"])
         if any(best.values()):
             found.append(Finding("answer_aggregator", (ddp["cell_id"],), {**_values(given, ddp), **best}))
     if question == "compression" or not any(one.values["exact"] for one in found):
@@ -79,7 +79,19 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
     return found or (trained if question == "compression" else [])
 
 
-_name_of_training = itemgetter("model", "dataset", "world_size", "aggregator")
+_TRAINING = ("model", "dataset", "aggregator")
+
+
+def _accuracy_of(
+    trainings: Mapping[Any, Sequence[Mapping[str, Any]]], timed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What it lost where it was trained: with as many workers, else with the most (`lost_on`)."""
+    found = trainings.get(itemgetter(*_TRAINING)(timed), [])
+    size = timed["world_size"]
+    best = max(found, key=lambda one: (one["world_size"] == size, one["world_size"]), default=None)
+    if best is None:
+        return {"lost": None, "lost_on": None}
+    return {"lost": best["lost"], "lost_on": None if best["world_size"] == size else best["world_size"]}
 
 
 def _measured(

@@ -140,12 +140,19 @@ _WORKLOAD = Column[Any]("workload", lambda item: item[0])
 _GPUS = Column[Any]("workers", lambda item: str(item[1]["world_size"]))
 _DDP_MS = Column[Any]("DDP, ms", lambda item: milliseconds(item[1]["iteration_s"]))
 _AGAINST_DDP = (
-    "A step; DDP: the library's all-reduce, overlapped if that was timed. Points: of accuracy, where trained."
+    "A step; DDP: the library's all-reduce, overlapped if that was timed. Points: of accuracy, where trained "
+    "(on N: that many workers)."
 )
-_LOST = Column[Any](
-    "points",
-    lambda item: MISSING if (lossy := item[1]["lossy"] or {}).get("lost") is None else points(lossy["lost"]),
-)
+
+
+def _lost(item: Any) -> str:
+    lossy = item[1]["lossy"] or {}
+    if lossy.get("lost") is None:
+        return MISSING
+    return points(lossy["lost"]) + (f" on {lossy['lost_on']}" if lossy["lost_on"] else "")
+
+
+_LOST = Column[Any]("points", _lost)
 _BASIS = (_WORKLOAD, _GPUS, _DDP_MS)
 
 TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {

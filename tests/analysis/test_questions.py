@@ -135,6 +135,14 @@ def test_compression_has_the_accuracy_of_the_same_training_alone(study, epoch_li
     assert column(answer, "points") == ["-1.00"]
 
 
+def test_accuracy_of_another_number_of_workers_says_so(study, epoch_line):
+    fill(study, ("all_reduce", 4, 0.6), ("one_bit", 4, 0.4, {"lossy": True}), **GPU)
+    train(study, epoch_line, all_reduce=0.95, one_bit=0.94)
+    answer = answered(study, "compression")
+    assert "one_bit, lossy, -1.00 points of accuracy on 2 workers: 400 ms a step" in answer.sentence
+    assert column(answer, "points") == ["-1.00 on 2"]
+
+
 def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
     train(study, epoch_line, all_reduce=0.95, one_bit=0.94, top_k=0.90)
     answer = answered(study, "compression")
