@@ -39,13 +39,20 @@ def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
     if not verdicts:
         return []
     first = verdicts[0]
-    name = f"{names_of(verdicts)[0]}: " if len(verdicts) > 1 else ""
+    name = f"{_lead(verdicts)}: " if len(verdicts) > 1 else ""
     lines = [f"{name}{text_of(first)}"]
     lines += [f"{fact}{f' ({detail})' if detail else ''}." for fact, detail in facts_of(first)]
     if experiment := text_of(first, "next"):
         lead = ". Command for the first:" if "; " in experiment or ", or " in experiment else ":"
         lines.append(f"Next: {experiment}{f'{lead} {command}' if command else '.'}")
     return lines
+
+
+def _lead(verdicts: Sequence[Finding]) -> str:
+    """So much of the first one's name as tells it from the others."""
+    first, *others = short_names([title_parts(verdict.values["workload"]) for verdict in verdicts])
+    sizes = (size for size in range(1, len(first)) if all(first[:size] != one[:size] for one in others))
+    return ", ".join(first[: next(sizes, len(first))])
 
 
 def names_of(verdicts: Sequence[Finding]) -> list[str]:

@@ -146,8 +146,8 @@ def test_accuracy_of_another_number_of_workers_says_so(study, epoch_line):
 def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
     train(study, epoch_line, all_reduce=0.95, one_bit=0.94, top_k=0.90)
     answer = answered(study, "compression")
-    said = "Best lossy: one_bit on 2 workers, 1.00 points below exact all_reduce (95.00%), 1.00 times as fast"
-    assert answer.sentence == f"{said}; one seed each, perhaps chance."
+    said = "Best lossy: one_bit on 2 workers, 1.00 points below exact all_reduce (95.00%) and 1.00 times as"
+    assert answer.sentence == f"{said} fast as that; one seed each, perhaps chance."
     assert [row[0] for row in answer.table.rows] == ["one_bit", "top_k", "all_reduce, exact"]
     assert answer.table.bounds == [2]
     assert column(answer, "points") == ["-1.00", "-5.00", MISSING]
@@ -165,7 +165,7 @@ def test_trainings_are_compared_on_their_link_which_is_named_with_their_speed(st
         link = {"device": "cuda", "peer_access": peer_access}
         train(study, epoch_line, link, all_reduce=0.95, one_bit=0.94)
     answer = answered(study, "compression")
-    assert "(95.00%), 1.00 times as fast with GPU peer access; one seed each" in answer.sentence
+    assert "(95.00%) and 1.00 times as fast as that with GPU peer access; one seed each" in answer.sentence
     assert column(answer, "aggregator") == [
         "one_bit, peer access", "all_reduce, exact, peer access",
         "one_bit, host-only", "all_reduce, exact, host-only",
@@ -190,10 +190,12 @@ def test_least_memory_on_fewer_workers_says_on_how_many(sharded):
     for cell in (("zero2", 4, 0.2, None), ("all_reduce", 4, 0.1, 12.0), ("ring", 2, 0.3, 9.0)):
         add_memory(sharded, *cell)
     answer = answered(sharded, "memory")
-    assert answer.sentence.startswith("ring on 2: ")
+    assert answer.sentence.startswith("ring on 2 needs the least memory: ")
     assert column(answer, "least memory") == ["ring on 2"]
     add_memory(sharded, "none", 1, 0.3, 8.0)
-    assert answered(sharded, "memory").sentence.startswith("One worker: 8.00 GB at 300 ms")
+    assert answered(sharded, "memory").sentence.startswith(
+        "One worker needs the least memory: 8.00 GB at 300"
+    )
     assert column(answered(sharded, "memory"), "least memory") == ["one worker"]
 
 
@@ -201,9 +203,10 @@ def test_least_memory_on_fewer_workers_says_on_how_many(sharded):
 def test_memory_is_said_with_its_time_and_of_ties_the_fastest_and_pages_begin_with_it(sharded):
     made = write_report(sharded.folder)
     said = made.answer[0]
-    assert said.startswith("zero2: 15.1 GB")
+    assert said.startswith("zero2 needs the least memory: 15.1 GB")
     answer = answered(sharded, "memory")
-    assert answer.sentence == "zero2: 15.1 GB at 78.5 ms a step; DDP: 16.1 GB at 79.0 ms."
+    times = "15.1 GB at 78.5 ms a step; DDP: 16.1 GB at 79.0 ms."
+    assert answer.sentence == f"zero2 needs the least memory: {times}"
     assert answer.table.headings == ["workload", "GPUs", "DDP, GB", "DDP, ms", "least memory", "GB", "ms"]
     assert said in made.page.read_text().partition("<main>")[0]
     assert made.markdown().partition("> ")[2].startswith(said)
