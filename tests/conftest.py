@@ -195,8 +195,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (item.path not in slurm, item.path not in started))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """The thousands of tests and all modules stay: the garbage collector need not look at them again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
 
@@ -216,7 +225,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Every process of pytest-xdist has counted all of them."""
+    """Every process of pytest-xdist has counted all of them; what was frozen is freed in order at its end."""
+    gc.unfreeze()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(_left_out)
 
@@ -259,8 +269,13 @@ def _made_once() -> Generator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _memory_is_given_back() -> Generator[None]:
-    """What a module's tests freed goes back to the machine: hundreds of MB stay with glibc otherwise."""
+    """What a module's tests freed goes back to the machine: hundreds of MB stay with glibc otherwise.
+
+    What is left is looked at by no later collection: code that measures makes a full one each time.
+    """
     yield
+    gc.collect()
+    gc.freeze()
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

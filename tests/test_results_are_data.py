@@ -17,6 +17,7 @@ import yaml
 from scaling.bucket import BucketLayout
 from scaling.errors import StoreError
 from scaling.report.exports import FORMATS
+from scaling.report.figures.draw import draw_figures
 from scaling.store import ResultsFolder
 from scaling.study import predicting
 from scaling.study.cell import AvailableMachine
@@ -135,6 +136,19 @@ TEXTS = {
 }
 
 
+@pytest.fixture
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of the folder, which are the same in every report, are drawn by the first one alone."""
+    drawn = [False]
+
+    def draw_first(*of_report: Any) -> Any:
+        is_drawn, drawn[0] = drawn[0], True
+        return ([], []) if is_drawn else draw_figures(*of_report)
+
+    monkeypatch.setattr("scaling.report.write.draw_figures", draw_first)
+
+
+@pytest.mark.usefixtures("drawn_once")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "archived"), [*((kind, False) for kind in TEXTS), ("text", True)])
 def test_no_text_of_a_folder_is_executed_by_any_verb(call, folder, mark, own_study, kind, archived):

@@ -249,8 +249,10 @@ def to_table(rows: Iterable[Row]) -> pd.DataFrame:
 
 def to_rows(table: pd.DataFrame) -> list[Row]:
     """A table -> one dict per row, with None for missing values."""
-    known = table.astype(object).where(table.notna(), None)
-    return [{str(name): value for name, value in record.items()} for record in known.to_dict("records")]
+    names = [str(name) for name in table]
+    # column by column: `DataFrame.where` takes five times as long; pandas-stubs know no None here
+    values = [column.to_numpy(object, na_value=None).tolist() for _, column in table.items()]  # type: ignore[call-overload]
+    return [dict(zip(names, record, strict=True)) for record in zip(*values, strict=True)]
 
 
 Item = TypeVar("Item")

@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from scaling.errors import StoreError
 from scaling.store.files import append_whole
 from scaling.store.folder import ResultsFolder
 from tests.made import contents
+from tests.received_folder import SHEET
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "planted-faults-4xh200"
 FOLDERS = ("runs", "runs/*", "runs/*/*", "figures", "launches", "sheets")
@@ -151,7 +153,11 @@ def test_no_write_of_a_run_goes_through_a_link(place, mine, tmp_path):
 @pytest.mark.parametrize(("place", "words"), [
     ("sheets", "verify top_k --world-sizes 2 --examples 1 --save-to {}"), ("runs", "export {} --archive"),
 ])  # fmt: skip
-def test_no_sheet_is_saved_and_nothing_is_archived_through_a_link(place, words, mine, call, tmp_path):
+def test_no_sheet_is_saved_and_nothing_is_archived_through_a_link(
+    place, words, mine, call, tmp_path, monkeypatch
+):
+    sheet = SimpleNamespace(lines=lambda: [], as_dict=lambda: SHEET)
+    monkeypatch.setattr("scaling.conformance.fidelity.sheet_of", lambda _: sheet)
     received = with_link(mine, place, tmp_path / "received")
     before = contents(mine)
     refused(call, *words.format(received).split())

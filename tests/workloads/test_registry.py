@@ -136,8 +136,8 @@ def test_small_step_against_the_gradient_lowers_the_loss(name):
     trainable = [p for p in module.parameters() if p.requires_grad]
     before = cross_entropy(module(batch.inputs), batch.targets)
     before.backward()
-    assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in trainable)
-    slope = sum(p.grad.square().sum().item() for p in trainable)
+    assert all(p.grad.isfinite().all() and p.grad.norm() > 0 for p in trainable)
+    slope = sum(p.grad.norm().item() ** 2 for p in trainable)
     with torch.no_grad():
         for parameter in trainable:
             parameter.sub_(parameter.grad, alpha=1e-3 * before.item() / slope)
