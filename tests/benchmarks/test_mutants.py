@@ -87,7 +87,9 @@ def test_record_of_the_tests_says_what_became_of_a_mutant(modules, record, outco
 
 def test_tests_that_can_see_a_module_come_by_their_distance(modules):
     stages = modules[2].Tests(ROOT).of("scaling/collectives/tree.py")
-    assert stages["own"] == ["tests/collectives/test_tree.py"]
+    assert stages["own"][0] == "tests/collectives/test_tree.py"
+    merged = modules[2].Tests(ROOT).of("scaling/collectives/mxnet_tree.py")
+    assert merged["own"] == ["tests/collectives/test_tree.py"]
     assert "tests/training/test_update.py" in stages["near"]
     assert "tests/aggregators/test_compression_laws.py" in stages["far"]
     assert not set(stages["near"]) & set(stages["far"])
