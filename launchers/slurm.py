@@ -257,13 +257,9 @@ class SubmitError(ValueError):
 def submit(script: str) -> str:
     """From the current folder; returns the job's id. SubmitError: with what sbatch says."""
     try:
+        words = ["sbatch", "--parsable"]
         done = subprocess.run(
-            ["sbatch", "--parsable"],
-            input=script,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=True,
+            words, input=script, capture_output=True, text=True, timeout=LIMIT_S, check=True
         )
     except FileNotFoundError:
         raise SubmitError(

@@ -96,10 +96,9 @@ def behind(seen: Mapping[int, Seen]) -> list[int]:
     if stopped or len(seen) == 1:
         return stopped or list(seen)
     busy = [rank for rank, state in seen.items() if not state.waits]
-    lowest = min((state.position.serial, state.position.steps) for state in seen.values())
-    slowest = [
-        rank for rank, state in seen.items() if (state.position.serial, state.position.steps) == lowest
-    ]
+    reached = {rank: (state.position.serial, state.position.steps) for rank, state in seen.items()}
+    lowest = min(reached.values())
+    slowest = [rank for rank, at in reached.items() if at == lowest]
     return next((group for group in (busy, slowest) if 0 < len(group) < len(seen)), [])
 
 

@@ -124,9 +124,7 @@ class Zero1(Aggregator[ShardedState]):
     def owned(self, state: ShardedState) -> list[Span]:
         num_elements, n = state.layout.num_elements, state.group.world_size
         shard = _padded(num_elements, n) // n
-        start, stop = (
-            min(number * shard, num_elements) for number in (state.group.rank, state.group.rank + 1)
-        )
+        start, stop = (min(at * shard, num_elements) for at in (state.group.rank, state.group.rank + 1))
         return [(start, stop)] if stop > start else []
 
     def aggregate(

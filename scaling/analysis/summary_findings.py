@@ -90,9 +90,8 @@ def summary_findings(
 
 
 def _throughput(group: CellGroup, scatter: StudyScatter, lossy: Collection[str]) -> Iterator[Finding]:
-    done = [
-        _Throughput(row, group.name(row), scatter) for row in group.rows if row["iteration_s"] is not None
-    ]
+    timed = [row for row in group.rows if row["iteration_s"] is not None]
+    done = [_Throughput(row, group.name(row), scatter) for row in timed]
     several = sorted(
         (setting for setting in done if setting.row["world_size"] > 1 and not is_control_arm(setting.row)),
         key=lambda setting: setting.sample_s,

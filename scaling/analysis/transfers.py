@@ -114,16 +114,13 @@ def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
     """The folder's measured transfer cells, by device, world size and peer access; StoreError: damaged."""
     records = (run for run in folder.runs() if run.cell.get("kind") == KIND and run.state == "done")
     done = by_key(records, lambda record: record.cell_id)
-    return sorted(
-        [_read(folder, records) for records in done.values()],
-        key=lambda result: (
-            result.cell["device"],
-            result.cell["world_size"],
-            result.cell["threads"],
-            result.cell["peer_access"] is False,
-            result.cell_id,
-        ),
-    )
+
+    def order(result: TransferResult) -> tuple[Any, ...]:
+        cell = result.cell
+        how = (cell["device"], cell["world_size"], cell["threads"], cell["peer_access"] is False)
+        return *how, result.cell_id
+
+    return sorted((_read(folder, records) for records in done.values()), key=order)
 
 
 def _read(folder: ResultsFolder, records: Sequence[RunRecord]) -> TransferResult:
@@ -321,9 +318,7 @@ def lines_of(group: TransferGroup) -> list[TransferLine]:
             line = lines.setdefault((*key, transfer.num_bytes), TransferLine(*key, []))
             line.members.append(transfer)
     order = {(line.what, line.host_only, line.who): at for at, line in reversed([*enumerate(lines.values())])}
-    return sorted(
-        lines.values(), key=lambda line: (order[line.what, line.host_only, line.who], line.num_bytes)
-    )
+    return sorted(lines.values(), key=lambda one: (order[one.what, one.host_only, one.who], one.num_bytes))
 
 
 def largest_of(lines: Sequence[TransferLine]) -> list[TransferLine]:
@@ -375,6 +370,6 @@ def _all_reduce(lines: _Lines, host_only: bool) -> dict[str, float] | None:
         if (line.what.operation, line.host_only, line.who) == ("all_reduce", host_only, "at once")
     ]
     line = max(every, key=lambda line: line.what.captured, default=None)
-    return (
-        None if line is None else {"busbw_bytes_per_s": line.busbw_bytes_per_s, "num_bytes": line.num_bytes}
-    )
+    if line is None:
+        return None
+    return {"busbw_bytes_per_s": line.busbw_bytes_per_s, "num_bytes": line.num_bytes}

@@ -244,9 +244,8 @@ def _choice_setting(choice: Candidate, ties: Sequence[Candidate]) -> dict[str, A
 
 
 def _aggregator(candidate: Candidate) -> str:
-    return (
-        candidate.parts[0] if candidate.row["world_size"] == 1 else candidate.parts[0].rpartition(" on ")[0]
-    )
+    label = candidate.parts[0]
+    return label if candidate.row["world_size"] == 1 else label.rpartition(" on ")[0]
 
 
 def _shared(choice: Candidate, ties: Sequence[Candidate]) -> list[str]:

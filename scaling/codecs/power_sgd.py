@@ -107,9 +107,8 @@ class PowerSgdCodec(Codec):
 def starting_q(groups: Sequence[MatrixGroup], seed: int) -> Tensor:
     """All Q of the first step, one behind the other, not yet orthonormal: PyTorch's for `random_seed`."""
     generator = torch.Generator().manual_seed(np.random.RandomState(seed).randint(_SEED_RANGE))
-    drawn = [
-        torch.randn(len(group.tensors), group.columns, group.rank, generator=generator) for group in groups
-    ]
+    shapes = [(len(group.tensors), group.columns, group.rank) for group in groups]
+    drawn = [torch.randn(shape, generator=generator) for shape in shapes]
     return torch.cat([tensor.flatten() for tensor in drawn]) if drawn else torch.empty(0)
 
 

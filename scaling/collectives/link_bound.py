@@ -124,15 +124,8 @@ def all_reduce_bound(links: PairLinks) -> Bound:
     while True:
         sets = [phase.rows(2 * num_pairs, at * num_pairs) for at, phase in enumerate(cuts)]
         rows: Any = vstack([passed, *sets])  # linprog takes sparse ones, its annotation does not
-        solution = linprog(
-            cost,
-            A_ub=rows,
-            b_ub=np.zeros(rows.shape[0]),
-            A_eq=whole,
-            b_eq=np.ones(1),
-            bounds=(0, None),
-            method="highs",
-        )
+        at_most, equal = np.zeros(rows.shape[0]), np.ones(1)
+        solution = linprog(cost, rows, at_most, whole, equal, bounds=(0, None), method="highs")
         if solution.x is None:
             raise ScheduleError(f"the bound of {n} ranks cannot be computed: {solution.message}")
         roots, s_per_byte = solution.x[2 * num_pairs : -1], float(solution.x[-1]) / unit

@@ -202,14 +202,9 @@ def exchange_price(
 def _of_schedule(
     stage: Exchange, topology: Topology, ranks: Sequence[Place], *, peer_access: bool, threads: int
 ) -> StagePrice:
+    num_bytes = stage.num_elements * stage.bytes_per_element
     whole, flowing = (
-        simulate(
-            stage.schedule,
-            machine,
-            stage.num_elements * stage.bytes_per_element,
-            peer_access=peer_access,
-            places=ranks,
-        )
+        simulate(stage.schedule, machine, num_bytes, peer_access=peer_access, places=ranks)
         for machine in (topology, topology.without_latency)
     )
     sums_s, flow_s = 0.0, flowing.seconds

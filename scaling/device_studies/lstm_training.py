@@ -226,9 +226,7 @@ class LstmMeasurement:
                     )
         with torch.inference_mode():
             firsts = range(0, len(test), TEST_BATCH)
-            answers = [
-                training.network(test.inputs[first : first + TEST_BATCH]).argmax(1) for first in firsts
-            ]
+            answers = [training.network(test.inputs[at : at + TEST_BATCH]).argmax(1) for at in firsts]
             return float((torch.cat(answers) == test.targets).sum()) / len(test)
 
     def _phases(self, train: Split, budget: Budget) -> Samples:

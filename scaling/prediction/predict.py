@@ -213,12 +213,9 @@ class Predictor:
                 host = ", and neither was this host" * self.unseen.other_host
                 what = f"{cell['aggregator_label']}'s {cell['step']} step was not measured on several ranks"
                 notes.append(f"{what}{host}: at least {least_sd:.0%} in the interval")
-        iteration, why = self.unseen.widened(
-            step,
-            int(cell["world_size"]),
-            captured=cell["step"] == "captured",
-            through_host=cell.get("peer_access") is False,
-        )
+        captured, through_host = cell["step"] == "captured", cell.get("peer_access") is False
+        ranks = int(cell["world_size"])
+        iteration, why = self.unseen.widened(step, ranks, captured=captured, through_host=through_host)
         notes += [why] if why else []
         return iteration
 
@@ -278,11 +275,9 @@ class Predictor:
         if turns <= 1:
             return computed
         notes.append(f"more threads than cores: computation taken {turns:.3g} times as long")
+        update_s, backward_s = computed.update_s * turns, computed.backward_s * turns
         return replace(
-            computed,
-            step_s=computed.step_s.times(turns),
-            update_s=computed.update_s * turns,
-            backward_s=computed.backward_s * turns,
+            computed, step_s=computed.step_s.times(turns), update_s=update_s, backward_s=backward_s
         )
 
     def _sum(

@@ -127,14 +127,8 @@ def for_host_sends(topology: Topology, rates: HostSends | None) -> Topology:
         devices.append(Device(between, "pcie_switch"))
         slowest = min(first.bandwidth_bytes_per_s, first.back_bytes_per_s or first.bandwidth_bytes_per_s)
         outer = first.second if first.first == gpu.id else first.first
-        links[index] = replace(
-            first,
-            first=gpu.id,
-            second=between,
-            bandwidth_bytes_per_s=rates.one_way * slowest,
-            back_bytes_per_s=None,
-            duplex=True,
-        )
+        ends: dict[str, Any] = {"first": gpu.id, "second": between, "back_bytes_per_s": None, "duplex": True}
+        links[index] = replace(first, bandwidth_bytes_per_s=rates.one_way * slowest, **ends)
         rest: dict[str, Any] = {"id": f"{first.id}/both-ways", "latency_s": 0.0, "duplex": False}
         both = 2 * rates.both_ways * slowest
         links.append(replace(links[index], first=between, second=outer, bandwidth_bytes_per_s=both, **rest))

@@ -110,12 +110,8 @@ def _gpus(topology: Topology, value: str) -> Topology:
         for group in groups:
             if like.id in group:
                 group.add(new)
-    changed = replace(
-        machine,
-        devices=tuple(devices),
-        links=tuple(links),
-        peer_groups=tuple(frozenset(group) for group in groups),
-    )
+    peers = tuple(frozenset(group) for group in groups)
+    changed = replace(machine, devices=tuple(devices), links=tuple(links), peer_groups=peers)
     return replace(topology, machine=changed)
 
 

@@ -24,9 +24,7 @@ def plain_files(folder: Path) -> Iterator[Path]:
     """Records and samples, compressed or not; a run's record is its last file."""
     for record in sorted(folder.glob("runs/*/*/run.json")):
         if record.parent.name.isdecimal():
-            attempts = sorted(
-                path for path in record.parent.glob("attempt-*") if _ATTEMPT.fullmatch(path.name)
-            )
+            attempts = sorted(one for one in record.parent.glob("attempt-*") if _ATTEMPT.fullmatch(one.name))
             for run in (record.parent, *attempts):
                 yield from sample_files(run)
             yield record

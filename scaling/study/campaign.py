@@ -57,9 +57,7 @@ class Campaign:
     def measure_halves_again(self) -> int:
         """Plans runs again that are done in one environment and left to do in the other; how many."""
         folders = (self.a, self.b)
-        records = [
-            {(record.cell_id, record.repeat): record for record in folder.runs()} for folder in folders
-        ]
+        records = [{(run.cell_id, run.repeat): run for run in folder.runs()} for folder in folders]
         again = []
         for key in {**records[0], **records[1]}:
             pair = [(folder, runs[key]) for folder, runs in zip(folders, records, strict=True) if key in runs]

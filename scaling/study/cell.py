@@ -109,9 +109,7 @@ class Cell:
     profiled_iterations: int | None = None
     input_placement: str = DEFAULTS["input_placement"]
     loader_workers: int | None = None
-    aa_replicate: int = DEFAULTS[
-        "aa_replicate"
-    ]  # 0, and 1 of the second of an A/A pair, which tells the noise
+    aa_replicate: int = DEFAULTS["aa_replicate"]  # 0; 1 of the second of an A/A pair, which tells the noise
     epochs: int | None = None
     target_accuracy: float | None = None
     target_bits_per_byte: float | None = None
@@ -142,9 +140,7 @@ class Cell:
     static_graph: bool | None = None
     gradient_as_bucket_view: bool | None = None
     sync_every: int = DEFAULTS["sync_every"]
-    outer_update: str | None = (
-        None  # of blocks of `sync_every` steps (`scaling.training.outer_updates`); or None
-    )
+    outer_update: str | None = None  # of blocks of `sync_every` steps (`scaling.training.outer_updates`)
     outer_momentum: float | None = None
     outer_learning_rate: float | None = None
     model_parameters: dict[str, Any] = field(default_factory=dict)

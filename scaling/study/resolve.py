@@ -55,9 +55,7 @@ def num_combinations(part: AnyPart) -> int:
     workloads = getattr(part, "workloads", None)
     if workloads is None:
         return axes
-    chosen = [
-        max(getattr(workload, "first_available", [workload]), key=_num_batches) for workload in workloads
-    ]
+    chosen = [max(getattr(one, "first_available", [one]), key=_num_batches) for one in workloads]
     return axes * sum(map(_num_batches, chosen))
 
 

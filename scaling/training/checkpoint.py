@@ -45,9 +45,7 @@ class Target:
 
     @classmethod
     def of(cls, module: nn.Module, cell_id: str, rank: int, world_size: int) -> Target:
-        shapes = {
-            name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in module.state_dict().items()
-        }
+        shapes = {name: f"{list(value.shape)} {value.dtype}" for name, value in module.state_dict().items()}
         return cls(cell_id, rank, world_size, shapes)
 
     def require(self, made_for: Mapping[str, Any]) -> None:

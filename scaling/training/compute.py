@@ -53,9 +53,7 @@ def model_flops(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) 
 
     try:
         with FlopCounterMode(display=False) as counter:
-            meta_inputs, meta_targets = (
-                torch.empty_like(tensor, device="meta") for tensor in (inputs, targets)
-            )
+            meta_inputs, meta_targets = (torch.empty_like(one, device="meta") for one in (inputs, targets))
             loss(module(meta_inputs), meta_targets).backward()  # type: ignore[no-untyped-call]
     except Exception:  # noqa: BLE001 (of a user's model, which may want values)
         return None

@@ -99,10 +99,8 @@ class LayeredStep(TrainingStep):
         self._exchanging = True
         device, self._group = replica.trainable[0].device, group
         self.treatment = GradientTreatment(gradients, replica.compute, device)
-        own_graphs = (
-            self.captures and isinstance(group, TorchGroup) and can_capture(aggregator, group, device)
-        )
-        self._captures_later = own_graphs and not (capturable or self.treatment.waits_for_all)
+        can = self.captures and isinstance(group, TorchGroup) and can_capture(aggregator, group, device)
+        self._captures_later = can and not (capturable or self.treatment.waits_for_all)
         self._num_steps = 0
         self._graphs: list[_Graph] = []
         self._uncaptured: list[str] = []

@@ -125,12 +125,9 @@ class OverlappedStep(TrainingStep):
         exchanges = self._path != "own" or self._aggregator.exchanges
         # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
         finds_unused = group.largest(len(self._unused)) > 0 or bool(ddp.find_unused_parameters)
+        among = group.data if exchanges else group.single_rank_group()
         self._ddp, self._forward = wrapped(
-            self.replica.module,
-            group.data if exchanges else group.single_rank_group(),
-            bucket_mb,
-            ddp,
-            finds_unused=finds_unused,
+            self.replica.module, among, bucket_mb, ddp, finds_unused=finds_unused
         )
         num_passes = PASSES_UNTIL_BUCKETS_STAY + int(ddp.static_graph)
         if self._path in ("hook", "library_hook"):

@@ -191,9 +191,7 @@ class StepCheck:
             return delivered
         if set(delivered) != set(self._named()):
             return {}
-        square = sum(
-            float((delivery.mean.double() * factor).square().sum()) for delivery in delivered.values()
-        )
+        square = sum(float((one.mean.double() * factor).square().sum()) for one in delivered.values())
         factor *= self._inner.treatment.clip_factor(square)
         return {
             name: Delivered(delivery.mean.double() * factor, delivery.rounding * factor)

@@ -38,10 +38,5 @@ def build_lstm(shape: DataShape) -> nn.Module:
     return LanguageModel(shape.num_classes, WIDTH, NUM_LAYERS)
 
 
-lstm = Model(
-    name="lstm",
-    build=build_lstm,
-    shape=DataShape((LENGTH,), VOCABULARY, tokens=True),
-    dataset="synthetic",
-    source=f"LSTM of {BENCHMARK_PAPER}",
-)
+_SHAPE = DataShape((LENGTH,), VOCABULARY, tokens=True)
+lstm = Model("lstm", build_lstm, _SHAPE, dataset="synthetic", source=f"LSTM of {BENCHMARK_PAPER}")

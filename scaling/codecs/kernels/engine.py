@@ -73,15 +73,8 @@ class TritonStripes(StripeCodec):
         nowhere = [0] * len(whole)
         to_owners = [*buffers.outgoing[:rank], buffers.incoming[rank], *buffers.outgoing[rank + 1 :]]
         self._gathered = self._segments(gathered, range(n))
-        self._gradient = _Source(
-            self._tables(whole, nowhere, n, gradient),
-            gradient,
-            buffers.residual,
-            buffers.wire,
-            *(0, 0),
-            self._segments(to_owners, range(n)),
-            n,
-        )
+        tables, segments = self._tables(whole, nowhere, n, gradient), self._segments(to_owners, range(n))
+        self._gradient = _Source(tables, gradient, buffers.residual, buffers.wire, *(0, 0), segments, n)
         own_segments = [segments[rank] for segments in stripes.segments]
         self._sums = _Source(
             self._tables(stripe, own_segments, 1, sums),

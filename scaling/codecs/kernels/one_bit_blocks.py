@@ -12,6 +12,37 @@ SMALLEST_RANGE = tl.constexpr(1e-36)
 
 
 @triton.jit
+def fields_of(tile, VECTOR: tl.constexpr):  # noqa: N803
+    """The first ten fields of `tiles.Tile`; all but `offset` are of 32 bits."""
+    offset, rows, columns = tl.load(tile), tl.load(tile + 1).to(tl.int32), tl.load(tile + 2).to(tl.int32)
+    num_words, row_stride = tl.load(tile + 3).to(tl.int32), tl.load(tile + 4).to(tl.int32)
+    column_stride, at = tl.load(tile + 5).to(tl.int32), tl.load(tile + 6).to(tl.int32)
+    lanes, step = tl.load(tile + 7).to(tl.int32), tl.load(tile + 8).to(tl.int32)
+    iterations = tl.load(tile + 9).to(tl.int32)
+    if VECTOR:
+        offset, at = tl.multiple_of(offset, 4), tl.multiple_of(at, 4)
+        lanes, step = tl.multiple_of(lanes, 4), tl.multiple_of(step, 4)
+    return offset, rows, columns, num_words, row_stride, column_stride, at, lanes, step, iterations
+
+
+@triton.jit
+def lanes_of(at, columns, LANES: tl.constexpr):  # noqa: N803
+    """A tile's lanes from the word `at` on; the column of each, and its first word there."""
+    lane = tl.arange(0, LANES)
+    return lane, (at + lane) % columns, (at + lane) // columns
+
+
+@triton.jit
+def word_of(i, at, lane, lanes, first_word, step, columns, num_words, VECTOR: tl.constexpr):  # noqa: N803
+    """Of the lanes in iteration i: the word in the matrix, that in the column, and whether it is there."""
+    j, word = at + i * step + lane, first_word + i * (step // columns)
+    use = (lane < lanes) & (j < num_words * columns)
+    if VECTOR:
+        use = (lane < lanes) & (j < tl.multiple_of(num_words * columns, 4))
+    return j, word, use
+
+
+@triton.jit
 def levels_of(lower, upper, BITS: tl.constexpr):  # noqa: N803
     """One bit: what either bit stands for; more bits: the lowest limit and the extent of a level."""
     extent = upper - lower
@@ -56,10 +87,11 @@ def words_of(received, stride, columns, j, use, NUM_RANKS: tl.constexpr):  # noq
 
 @triton.jit
 def values_of(
-    gradient, residual, address, mask, k, words, firsts, seconds,
+    gradient, residual, offset, address, mask, k, words, firsts, seconds,
     NUM_RANKS: tl.constexpr, BITS: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """Gradient + residual; or, of NUM_RANKS > 0, the sum of the received stripes in rank order + residual."""
+    gradient, residual = gradient + offset, residual + offset
     left = tl.load(residual + address, mask=mask, other=0.0)
     if NUM_RANKS == 0:
         return tl.load(gradient + address, mask=mask, other=0.0).to(tl.float32) + left

@@ -23,12 +23,15 @@ import triton
 import triton.language as tl
 
 from scaling.codecs.kernels.one_bit_blocks import (
+    fields_of,
+    lanes_of,
     level_of,
     levels_of,
     limits_of,
     owner_of,
     place_of,
     values_of,
+    word_of,
     words_of,
 )
 
@@ -51,28 +54,10 @@ def statistics(
 ):  # fmt: skip
     """One program a tile: its part of the sums over its columns."""
     tile = tiles + tl.program_id(0) * TILE_FIELDS
-    offset, rows, columns, num_words = (
-        tl.load(tile),
-        tl.load(tile + 1).to(tl.int32),
-        tl.load(tile + 2).to(tl.int32),
-        tl.load(tile + 3).to(tl.int32),
+    offset, rows, columns, num_words, row_stride, column_stride, at, lanes, step, iterations = fields_of(
+        tile, VECTOR
     )
-    row_stride, column_stride, at = (
-        tl.load(tile + 4).to(tl.int32),
-        tl.load(tile + 5).to(tl.int32),
-        tl.load(tile + 6).to(tl.int32),
-    )
-    lanes, step, iterations = (
-        tl.load(tile + 7).to(tl.int32),
-        tl.load(tile + 8).to(tl.int32),
-        tl.load(tile + 9).to(tl.int32),
-    )
-    if VECTOR:
-        offset, at = tl.multiple_of(offset, 4), tl.multiple_of(at, 4)
-        lanes, step = tl.multiple_of(lanes, 4), tl.multiple_of(step, 4)
-    lane = tl.arange(0, LANES)
-    column = (at + lane) % columns
-    first_word = (at + lane) // columns
+    lane, column, first_word = lanes_of(at, columns, LANES)
     centre = tl.zeros([LANES], tl.float32)
     if STATISTIC == DEVIATION:
         centre = tl.load(thresholds + tl.load(tile + 11) + column)
@@ -83,11 +68,7 @@ def statistics(
     firsts, seconds = limits_of(received, received_stride, columns, column, NUM_RANKS, BITS)
     i = 0
     while i < iterations:
-        j = at + i * step + lane
-        word = first_word + i * (step // columns)
-        use = (lane < lanes) & (j < num_words * columns)
-        if VECTOR:
-            use = (lane < lanes) & (j < tl.multiple_of(num_words * columns, 4))
+        j, word, use = word_of(i, at, lane, lanes, first_word, step, columns, num_words, VECTOR)
         words = words_of(received, received_stride, columns, j, use, NUM_RANKS)
         for begin in tl.range(0, 32 // BITS, ROWS):
             k = begin + tl.arange(0, ROWS)[:, None]
@@ -95,16 +76,7 @@ def statistics(
                 j, word, column, k, rows, columns, num_words, row_stride, column_stride, use, VECTOR
             )
             values = values_of(
-                gradient + offset,
-                residual + offset,
-                address,
-                mask,
-                k,
-                words,
-                firsts,
-                seconds,
-                NUM_RANKS,
-                BITS,
+                gradient, residual, offset, address, mask, k, words, firsts, seconds, NUM_RANKS, BITS
             )
             if STATISTIC == CLASSES:
                 is_one = values >= 0
@@ -186,28 +158,10 @@ def quantise(
 ):  # fmt: skip
     """One program a tile, the last first, of which the cache may still hold some: bits and residual."""
     tile = tiles + (tl.num_programs(0) - 1 - tl.program_id(0)) * TILE_FIELDS
-    offset, rows, columns, num_words = (
-        tl.load(tile),
-        tl.load(tile + 1).to(tl.int32),
-        tl.load(tile + 2).to(tl.int32),
-        tl.load(tile + 3).to(tl.int32),
+    offset, rows, columns, num_words, row_stride, column_stride, at, lanes, step, iterations = fields_of(
+        tile, VECTOR
     )
-    row_stride, column_stride, at = (
-        tl.load(tile + 4).to(tl.int32),
-        tl.load(tile + 5).to(tl.int32),
-        tl.load(tile + 6).to(tl.int32),
-    )
-    lanes, step, iterations = (
-        tl.load(tile + 7).to(tl.int32),
-        tl.load(tile + 8).to(tl.int32),
-        tl.load(tile + 9).to(tl.int32),
-    )
-    if VECTOR:
-        offset, at = tl.multiple_of(offset, 4), tl.multiple_of(at, 4)
-        lanes, step = tl.multiple_of(lanes, 4), tl.multiple_of(step, 4)
-    lane = tl.arange(0, LANES)
-    column = (at + lane) % columns
-    first_word = (at + lane) // columns
+    lane, column, first_word = lanes_of(at, columns, LANES)
     number = tl.load(tile + 11) + column
     first = tl.load(levels + number)
     second = tl.load(levels + num_columns + number)
@@ -221,11 +175,7 @@ def quantise(
     firsts, seconds = limits_of(received, received_stride, columns, column, NUM_RANKS, BITS)
     i = 0
     while i < iterations:
-        j = at + i * step + lane
-        word = first_word + i * (step // columns)
-        use = (lane < lanes) & (j < num_words * columns)
-        if VECTOR:
-            use = (lane < lanes) & (j < tl.multiple_of(num_words * columns, 4))
+        j, word, use = word_of(i, at, lane, lanes, first_word, step, columns, num_words, VECTOR)
         words = words_of(received, received_stride, columns, j, use, NUM_RANKS)
         packed = tl.zeros([LANES], tl.int32)
         for begin in tl.range(0, 32 // BITS, ROWS):
@@ -234,16 +184,7 @@ def quantise(
                 j, word, column, k, rows, columns, num_words, row_stride, column_stride, use, VECTOR
             )
             values = values_of(
-                gradient + offset,
-                residual + offset,
-                address,
-                mask,
-                k,
-                words,
-                firsts,
-                seconds,
-                NUM_RANKS,
-                BITS,
+                gradient, residual, offset, address, mask, k, words, firsts, seconds, NUM_RANKS, BITS
             )
             if BITS == 1:
                 codes = (values >= threshold[None, :]).to(tl.int32)
@@ -251,11 +192,8 @@ def quantise(
                 factor = tl.where(second > 0, tl.math.div_rn(1.0 + 0 * second, second), 0.0)
                 scaled = (values - first[None, :]) * factor[None, :]
                 codes = tl.minimum(tl.maximum(scaled, 0.0), 2.0**BITS - 2.0).to(tl.int32)
-            tl.store(
-                residual + offset + address,
-                values - level_of(codes, first[None, :], second[None, :], BITS),
-                mask=mask,
-            )
+            lost = values - level_of(codes, first[None, :], second[None, :], BITS)
+            tl.store(residual + offset + address, lost, mask=mask)
             packed += tl.sum(tl.where(mask, codes, 0) << (k * BITS), axis=0)
         tl.store(target + word * width, packed, mask=use)
         i += 1
@@ -268,28 +206,10 @@ def decode(
 ):  # fmt: skip
     """One program a tile: what all owners' messages stand for, divided by `divisor`."""
     tile = tiles + tl.program_id(0) * TILE_FIELDS
-    offset, rows, columns, num_words = (
-        tl.load(tile),
-        tl.load(tile + 1).to(tl.int32),
-        tl.load(tile + 2).to(tl.int32),
-        tl.load(tile + 3).to(tl.int32),
+    offset, rows, columns, num_words, row_stride, column_stride, at, lanes, step, iterations = fields_of(
+        tile, VECTOR
     )
-    row_stride, column_stride, at = (
-        tl.load(tile + 4).to(tl.int32),
-        tl.load(tile + 5).to(tl.int32),
-        tl.load(tile + 6).to(tl.int32),
-    )
-    lanes, step, iterations = (
-        tl.load(tile + 7).to(tl.int32),
-        tl.load(tile + 8).to(tl.int32),
-        tl.load(tile + 9).to(tl.int32),
-    )
-    if VECTOR:
-        offset, at = tl.multiple_of(offset, 4), tl.multiple_of(at, 4)
-        lanes, step = tl.multiple_of(lanes, 4), tl.multiple_of(step, 4)
-    lane = tl.arange(0, LANES)
-    column = (at + lane) % columns
-    first_word = (at + lane) // columns
+    lane, column, first_word = lanes_of(at, columns, LANES)
     owner, start, width = owner_of(column, tl.load(tile + 13).to(tl.int32), tl.load(tile + 14).to(tl.int32))
     segment = tl.load(segments + tl.load(tile + 12) * num_owners + owner)
     source = wire + segment + (column - start)
@@ -305,11 +225,7 @@ def decode(
         )
     i = 0
     while i < iterations:
-        j = at + i * step + lane
-        word = first_word + i * (step // columns)
-        use = (lane < lanes) & (j < num_words * columns)
-        if VECTOR:
-            use = (lane < lanes) & (j < tl.multiple_of(num_words * columns, 4))
+        j, word, use = word_of(i, at, lane, lanes, first_word, step, columns, num_words, VECTOR)
         packed = tl.load(source + 2 * width + word * width, mask=use, other=0)
         for begin in tl.range(0, 32 // BITS, ROWS):
             k = begin + tl.arange(0, ROWS)[:, None]

@@ -189,9 +189,8 @@ def repeats_for(once_s: float) -> int:
 
 def num_samples_for(left_s: float, sizes_left: int, sample_s: float) -> int:
     """Samples of a size: its share of the time that the case has left."""
-    return max(
-        MIN_SAMPLES, min(MAX_SAMPLES, int(left_s / max(sizes_left, 1) / (sample_s + BETWEEN_SAMPLES_S)))
-    )
+    share_s = left_s / max(sizes_left, 1)
+    return max(MIN_SAMPLES, min(MAX_SAMPLES, int(share_s / (sample_s + BETWEEN_SAMPLES_S))))
 
 
 def goes_on(position: int, sizes_bytes: Sequence[int], left_s: float, once_s: float) -> bool:

@@ -172,9 +172,7 @@ def _further_pairs(cells: Sequence[Cell], pairs: Sequence[Cell]) -> list[Cell]:
         labels, sizes = (
             [getattr(one, name) for one in chosen] for name in ("aggregator_label", "world_size")
         )
-        best = min(
-            others, key=lambda cell: labels.count(cell.aggregator_label) + sizes.count(cell.world_size)
-        )
+        best = min(others, key=lambda one: labels.count(one.aggregator_label) + sizes.count(one.world_size))
         others.remove(best)
         chosen.append(best)
     return chosen[len(pairs) :]

@@ -135,11 +135,5 @@ def extent_of(cell: Cell) -> Extent:
     def blocks(steps: int) -> int:
         return max(-(-steps // cell.sync_every), min(steps, MIN_ITERATIONS))
 
-    return Extent(
-        blocks(cell.warmup),
-        blocks(cell.iterations),
-        cell.precision_goal,
-        cell.min_seconds or 0.0,
-        cell.max_seconds,
-        blocks(cell.profiled_iterations or 0),
-    )
+    seconds, profiled = (cell.min_seconds or 0.0, cell.max_seconds), blocks(cell.profiled_iterations or 0)
+    return Extent(blocks(cell.warmup), blocks(cell.iterations), cell.precision_goal, *seconds, profiled)

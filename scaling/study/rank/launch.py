@@ -292,9 +292,8 @@ def plan_record(cell: Cell, tensor_shapes: str) -> dict[str, Any]:
     """`plan`, as the aggregator's own stages have it, or `plan_unknown` with the reason."""
     try:
         with own_errors(f"the plan of aggregator {cell.aggregator!r}"):
-            stages = [
-                stage for bucket in strategy_of(cell.to_dict(), tensor_shapes).buckets for stage in bucket
-            ]
+            buckets = strategy_of(cell.to_dict(), tensor_shapes).buckets
+            stages = [stage for bucket in buckets for stage in bucket]
             exchanges = exchanges_of(stages, with_gpus=cell.device == "cuda")
             return {"plan": plan_of(exchanges, cell.world_size).to_record()}
     except (ScalingError, TopologyError) as error:

@@ -159,14 +159,8 @@ def settings_of(cell: Cell) -> OptimizerSettings:
     assert cell.beta1 is not None
     assert cell.beta2 is not None
     assert cell.epsilon is not None
-    return AdamSettings(
-        cell.learning_rate,
-        cell.weight_decay,
-        cell.beta1,
-        cell.beta2,
-        cell.epsilon,
-        decoupled=cell.optimizer == "adamw",
-    )
+    betas, decoupled = (cell.beta1, cell.beta2), cell.optimizer == "adamw"
+    return AdamSettings(cell.learning_rate, cell.weight_decay, *betas, cell.epsilon, decoupled=decoupled)
 
 
 def gradients_of(cell: Cell) -> GradientSettings:
