@@ -56,10 +56,7 @@ def cluster(
     Of `machine` one node is taken, and its network, unless another one is given. `devices` and `links` are
     added to each node: the NICs, where the machine has none. `message_latency_s` replaces the software's
     latency of the kinds of path that it names. The name is by default `<machine>-x<num_nodes>`.
-
-    Raises:
-        TopologyError: there is no network or no NIC, an id is taken, or a link leads nowhere.
-    """
+    TopologyError: there is no network or no NIC, an id is taken, or a link leads nowhere."""
     name = name or f"{machine.machine.name}-x{num_nodes}"
     if num_nodes < 1:
         raise TopologyError(f"{name}: num_nodes is {num_nodes}; a cluster has one node at least")

@@ -28,18 +28,11 @@ ALIGNED_WORDS = 32  # Messages begin at multiples of 128 bytes, as device memory
 
 
 class StripeBuffers:
-    """Residuals and messages of one rank.
-
-    Attributes:
-        residual: [num_elements] float32, of the own gradient.
-        stripe_residual: float32, of the sums of the own stripes, matrix by matrix [rows, width].
-        wire: int32, in which the messages are stored.
-        outgoing: [owner] its stripes of the own gradient; at the own rank nothing, see `incoming`.
-        incoming: [rank] the own stripes of that rank's gradient, the own gradient's among them.
-        gathered: [owner] its stripes' sums.
-        row_words, gathered_words: between two of `incoming`, and of `gathered`.
-        marks: [tensors] bool, True where decoded limits were not finite, in the first step in which any were.
-    """
+    """Residuals and messages of one rank, which are parts of `wire`. `outgoing`: [owner] its stripes of the
+    own gradient; at the own rank nothing, see `incoming`: [rank] the own stripes of that rank's gradient, the
+    own gradient's among them. `gathered`: [owner] its stripes' sums. `row_words`, `gathered_words`: between
+    two of `incoming`, and of `gathered`. `marks`: [tensors] bool, True where decoded limits were not finite,
+    in the first step in which any were."""
 
     def __init__(
         self, stripes: StripeLayout, rank: int, device: torch.device, marks: Tensor | None = None
@@ -47,7 +40,8 @@ class StripeBuffers:
         self.stripes, self.rank = stripes, rank
         num_elements = sum(matrix.num_elements for matrix in stripes.own(rank))
         num_matrices, n, words = len(stripes.matrices), stripes.world_size, stripes.words
-        self.residual = torch.zeros(stripes.layout.num_elements, device=device)
+        self.residual = torch.zeros(stripes.layout.num_elements, device=device)  # of the own gradient
+        # Of the sums of the own stripes, matrix by matrix [rows, width].
         self.stripe_residual = torch.zeros(num_elements, device=device)
         self.row_words, self.gathered_words = _aligned(words[rank]), _aligned(max(words))
         sent = [0 if owner == rank else size for owner, size in enumerate(words)]

@@ -57,25 +57,16 @@ class Exchange:
 
 @dataclass(frozen=True)
 class CodecWork:
-    """Encoding, decoding, copying or summing by every rank at the same time, or by rank 0 alone.
-
-    Attributes:
-        num_bytes: that each rank goes through.
-        bytes_per_s: of one GPU, or of one core; None lets the memory decide, or how fast a core adds.
-        where: by the rank itself, or in the host memory of its node.
-        bytes_moved: in memory, read and written for each of `num_bytes`.
-        num_threads: of the CPU, for each rank.
-        messages: sent meanwhile through the memory that the time is of; they take none themselves.
-    """
+    """Encoding, decoding, copying or summing by every rank at the same time, or by rank 0 alone."""
 
     name: str
-    num_bytes: float
-    bytes_per_s: float | None = None
-    where: Where = "rank"
-    bytes_moved: float = 2.0
-    num_threads: int = 1
+    num_bytes: float  # that each rank goes through
+    bytes_per_s: float | None = None  # of a GPU or a core; None: the memory decides, or how fast a core adds
+    where: Where = "rank"  # by the rank itself, or in the host memory of its node
+    bytes_moved: float = 2.0  # in memory, read and written for each of `num_bytes`
+    num_threads: int = 1  # of the CPU, for each rank
     by_all: bool = True
-    messages: tuple[Exchange, ...] = ()
+    messages: tuple[Exchange, ...] = ()  # sent meanwhile through that memory; they take no time themselves
 
 
 @dataclass(frozen=True)

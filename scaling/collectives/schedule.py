@@ -136,23 +136,14 @@ class LazySteps(_Equal[ScheduleStep]):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A collective: steps of transfers between nodes.
+    """A collective: steps of transfers between nodes."""
 
-    Attributes:
-        name: the algorithm, for messages.
-        world_size: ranks, which are the nodes 0 to world_size - 1 and start with their own contribution.
-        num_chunks: parts that the buffer is cut into, equal as `chunk_bounds` says.
-        steps: the transfers, step by step.
-        num_hosts: further nodes, numbered from `world_size` on, that are host memory and start empty.
-        chunk_elements: where the chunks are not equal parts but tensors, the elements of each; else None.
-    """
-
-    name: str
-    world_size: int
-    num_chunks: int
+    name: str  # the algorithm, for messages
+    world_size: int  # ranks: the nodes 0 to world_size - 1, which start with their own contribution
+    num_chunks: int  # parts that the buffer is cut into, equal as `chunk_bounds` says
     steps: Sequence[ScheduleStep]
-    num_hosts: int = 0
-    chunk_elements: tuple[int, ...] | None = None
+    num_hosts: int = 0  # further nodes, from `world_size` on, that are host memory and start empty
+    chunk_elements: tuple[int, ...] | None = None  # of each chunk, where these are tensors, not equal parts
 
     @property
     def num_nodes(self) -> int:

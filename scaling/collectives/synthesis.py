@@ -47,25 +47,16 @@ TO_COMPARE = ("ring", "tree", "stripes")
 
 @dataclass(frozen=True)
 class Synthesis:
-    """The fastest schedule that was found.
-
-    Attributes:
-        family: what it is, in words.
-        is_built_in: whether it is one of `COLLECTIVES`.
-        link_s: what its messages take if only the links count, step by step.
-        bound: of the machine, for each byte.
-        built_in_s: seconds of every built-in schedule between ranks.
-        num_tried: packings.
-    """
+    """The fastest schedule that was found."""
 
     schedule: Schedule
-    family: str
-    is_built_in: bool
+    family: str  # what it is, in words
+    is_built_in: bool  # whether it is one of `COLLECTIVES`
     simulation: Simulation
-    link_s: float
-    bound: Bound
-    built_in_s: dict[str, float]
-    num_tried: int
+    link_s: float  # what its messages take if only the links count, step by step
+    bound: Bound  # of the machine, for each byte
+    built_in_s: dict[str, float]  # of every built-in schedule between ranks
+    num_tried: int  # packings
 
     @property
     def bound_s(self) -> float:

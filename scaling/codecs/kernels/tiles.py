@@ -29,15 +29,7 @@ LARGEST_MATRIX = 2**31 - 2**16  # Elements: kernels count those of one matrix in
 
 
 class Tile(NamedTuple):
-    """A row of the table of tiles; see the module.
-
-    Attributes:
-        first, lanes, step, iterations: word of the first lane, lanes in use, words to the next iteration.
-        partial: where the first lane's sums go.
-        column_base: number of the matrix's first column among all of the bucket.
-        columns_each, columns_more: C // n and C % n, n being the ranks among which the columns are divided.
-        source: where the matrix begins in a received message, in words.
-    """
+    """A row of the table of tiles; see the module."""
 
     offset: int
     rows: int
@@ -45,16 +37,16 @@ class Tile(NamedTuple):
     num_words: int
     row_stride: int
     column_stride: int
-    first: int
-    lanes: int
-    step: int
+    first: int  # word of the first lane
+    lanes: int  # in use
+    step: int  # words to the next iteration
     iterations: int
-    partial: int
-    column_base: int
+    partial: int  # where the first lane's sums go
+    column_base: int  # number of the matrix's first column among all of the bucket
     matrix: int
-    columns_each: int
-    columns_more: int
-    source: int
+    columns_each: int  # C // n, n being the ranks among which the columns are divided
+    columns_more: int  # C % n
+    source: int  # where the matrix begins in a received message, in words
 
     @property
     def is_vector(self) -> bool:
