@@ -24,11 +24,9 @@ GENERATION_OF_GT_PER_S = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "6
 def read_host(
     cpu_name: str, usable: Collection[int], num_usable: int, memory_bytes: int | None, sys: Path = SYS
 ) -> Host:
-    """The NUMA nodes that have cores; all is one node where the kernel knows of none.
-
-    `usable`: numbers of the cores that this process may use, `num_usable`: how many of them at the same time,
-    by its container's quota; `memory_bytes`: for a machine without NUMA nodes.
-    """
+    """The NUMA nodes that have cores; all is one node where the kernel knows of none. `usable`: numbers of
+    the cores that this process may use, `num_usable`: how many of them at the same time, by its container's
+    quota; `memory_bytes`: for a machine without NUMA nodes."""
     cores = node_cpus(sys)
     share = min(1.0, num_usable / max(len(usable), 1))
     nodes = tuple(

@@ -102,11 +102,9 @@ class Machine:
         return {}
 
     def route(self, source: str, target: str) -> list[tuple[Link, bool]]:
-        """The links from `source` to `target`, each with whether it is passed from first to second device.
-
-        Of all routes, the one whose links take least time a byte together; TopologyError where there is none.
-        GPUs, NICs and host memories are ends of routes and lie on none.
-        """
+        """The links from `source` to `target`, each with whether it is passed from first to second device. Of
+        all routes, the one whose links take least time a byte together; TopologyError where there is none.
+        GPUs, NICs and host memories are ends of routes and lie on none."""
         key = (source, target)
         if key not in self._routes:
             self._routes[key] = self._find_route(source, target)

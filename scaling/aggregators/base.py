@@ -177,12 +177,10 @@ class Aggregator(ABC, Generic[S]):
         raise NotImplementedError(f"{self.name} takes the step on every replica: nothing to distribute")
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int | None:
-        """Bytes that a rank moves in one step, as its group meters them; None: it cannot say.
-
-        Counted is what it sends to other ranks, and both directions of every copy between it and host memory:
-        what goes there, and what comes back. `distribute` belongs to it where there is one, and so do the
-        parameters that come back from an update in host memory.
-        """
+        """Bytes that a rank moves in one step, as its group meters them; None: it cannot say. Counted is what
+        it sends to other ranks, and both directions of every copy between it and host memory: what goes
+        there, and what comes back. `distribute` belongs to it where there is one, and so do the parameters
+        that come back from an update in host memory."""
         return None
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
@@ -210,11 +208,8 @@ class Aggregator(ABC, Generic[S]):
 
     def error_bound(self, gradient: Tensor, world_size: int) -> Tensor | None:
         """[num_elements], float32 or wider: how far this rank's gradient may put each element of the mean off
-        at most.
-
-        Runs of lossy aggregators without residuals check the mean against the sum of the ranks' bounds; None:
-        not known.
-        """
+        at most. Runs of lossy aggregators without residuals check the mean against the sum of the ranks'
+        bounds; None: not known."""
         return None
 
     def start_up(self) -> dict[str, str]:

@@ -102,9 +102,7 @@ class _ByHorovod(Aggregator[S], Generic[S]):
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """A ring of all tensors together, as a long enough cycle packs them, and the update by every rank.
-
-        The casts of fp16 are not priced.
-        """
+        The casts of fp16 are not priced."""
         n = layout.num_elements
         num_sent = n // 2 if self.compression == "fp16" else n
         return [*native_all_reduce([num_sent], world_size, self.name, "horovod"), Update("replica", n)]

@@ -91,10 +91,8 @@ def sums_alone(schedule: Schedule) -> Schedule:
 
 
 def stripes_and_back(num_bytes: int, world_size: int) -> tuple[Stage, Stage]:
-    """Every rank's stripes of an encoded buffer to their owners; the owners' sums, as large, to all.
-
-    Copies: what is added is decoded before. Chunk r n + o is what rank r has for rank o.
-    """
+    """Every rank's stripes of an encoded buffer to their owners; the owners' sums, as large, to all. Copies:
+    what is added is decoded before. Chunk r n + o is what rank r has for rank o."""
     n = world_size
     rank, other = np.nonzero(~np.eye(n, dtype=bool))
     stripes = Columns(rank, other, rank * n + other, rank * n + other + 1, False)

@@ -167,10 +167,8 @@ class AggregatorState:
 
     def total_residual(self) -> Tensor | None:
         """What this rank has withheld of the gradients so far, for later steps; None where nothing ever is.
-
         Flat, in the bucket's layout, new. Summed over the ranks it is the total residual of error feedback:
-        in each step n times the mean + the new total = the sum of the gradients + the old total.
-        """
+        in each step n times the mean + the new total = the sum of the gradients + the old total."""
         return None
 
     def withheld(self) -> Tensor | None:

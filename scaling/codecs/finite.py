@@ -51,10 +51,8 @@ class FiniteWatch:
         return cls(layout, bounds.clamp_(max=n), device, what)
 
     def note(self, statistics: Tensor) -> None:
-        """Marks what is not finite; in the order of the current stream, without waiting.
-
-        `statistics`, [num_spans] or [num_spans, ...], are finite if and only if the span is.
-        """
+        """Marks what is not finite; in the order of the current stream, without waiting. `statistics`,
+        [num_spans] or [num_spans, ...], are finite if and only if the span is."""
         bad = (statistics * 0).ne(0)  # NaN for what is not finite; fewer launches than `isfinite`
         self.mark(bad if bad.ndim == 1 else bad.flatten(1).any(1))
 

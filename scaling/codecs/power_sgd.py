@@ -124,11 +124,8 @@ def orthonormalise_(matrices: Tensor) -> None:
 
 
 def strided_batches(layout: BucketLayout, group: MatrixGroup) -> Iterator[tuple[int, int, int, int]]:
-    """The matrices of one shape as few batches, in their order.
-
-    Of each batch: its first matrix, counted in the group; their number; the first element in the bucket;
-    elements from one matrix to the next.
-    """
+    """The matrices of one shape as few batches, in their order. Of each batch: its first matrix, counted in
+    the group; their number; the first element in the bucket; elements from one matrix to the next."""
     offsets = [layout.offsets[number] for number in group.tensors]
     first = 0
     while first < len(offsets):

@@ -16,10 +16,8 @@ from scaling.errors import ScheduleError
 
 
 def mirrored(reduction: Sequence[ScheduleStep]) -> list[ScheduleStep]:
-    """The way back: the same transfers in reverse order of the steps, from target to source, as copies.
-
-    What was reduced to one place is spread to all the places that it came from.
-    """
+    """The way back: the same transfers in reverse order of the steps, from target to source, as copies. What
+    was reduced to one place is spread to all the places that it came from."""
     return [
         tuple(Transfer(t.target, t.source, t.start, t.stop, "copy") for t in step)
         for step in reversed(reduction)

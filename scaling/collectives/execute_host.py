@@ -109,10 +109,8 @@ class HostExecution:
 
     def run(self, gradient: Tensor, result: Tensor | None, phase: Phase = lambda _: nullcontext()) -> None:
         """Sums the ranks' `gradient`, into `sums` if these are kept, and copies them to `result` if given.
-
         `result` is complete in the order of the current stream. Phases are what this rank waits for: `d2h`,
-        `reduce`, `wait` for others, `h2d_result`.
-        """
+        `reduce`, `wait` for others, `h2d_result`."""
         run = _HostRun(gradient, result, self._tickets + 1)
         self._tickets += len(self._chunks)
         num_directions = 1 if result is None else 2

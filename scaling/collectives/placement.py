@@ -177,11 +177,8 @@ class Placement:
         return self._routes[key]
 
     def sums(self, nodes: Ints) -> tuple[Floats, Uses, Uses]:
-        """Of a sum at each node: the highest rate, what it shares, and what it has for itself.
-
-        A GPU's sums follow one another, so they share nothing; sums in host memory share its bandwidth and
-        the cores.
-        """
+        """Of a sum at each node: the highest rate, what it shares, and what it has for itself. A GPU's sums
+        follow one another, so they share nothing; sums in host memory share its bandwidth and the cores."""
         highest_rate = np.zeros(len(nodes))
         shared: list[Uses] = []
         sum_uses: list[Uses] = []

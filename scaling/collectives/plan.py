@@ -215,13 +215,11 @@ def _of_schedule(
 def _host_sums_s(
     stage: Exchange, topology: Topology, ranks: Sequence[Place], threads: int, reduce_s: float
 ) -> float:
-    """The processor's sums of an exchange with host memory.
-
-    One thread (`host_serial`) keeps the partial sum's block in its cache: 3 bytes move for the first sum, 2
-    for a further row. Else each rank of a node sums its share, block by block: every row is read once and the
-    sum written. While they are few the threads bound it, of which one among many moves as many bytes as one
-    alone adds; then the host memory does, which all share.
-    """
+    """The processor's sums of an exchange with host memory. One thread (`host_serial`) keeps the partial
+    sum's block in its cache: 3 bytes move for the first sum, 2 for a further row. Else each rank of a node
+    sums its share, block by block: every row is read once and the sum written. While they are few the threads
+    bound it, of which one among many moves as many bytes as one alone adds; then the host memory does, which
+    all share."""
     if not any(transfer.operation == "add" for transfer in stage.schedule.steps[0]):
         return 0.0
     num_rows = max(Counter(node for node, _ in ranks).values())

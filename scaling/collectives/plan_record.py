@@ -134,9 +134,7 @@ def plan_of(exchanges: Iterable[Exchange], world_size: int) -> ExchangePlan:
 
 def sent_by_pair(schedule: Schedule, bounds: Sequence[float]) -> dict[Pair, float]:
     """The bytes of each pair of nodes over all steps of a schedule, by the step that uses the pair first.
-
-    `bounds` are `num_chunks` + 1: chunk c is the bytes [bounds[c], bounds[c + 1]).
-    """
+    `bounds` are `num_chunks` + 1: chunk c is the bytes [bounds[c], bounds[c + 1])."""
     totals: dict[Pair, float] = {}
     for step in schedule.steps:
         for source, target, start, stop, _ in sorted(step):

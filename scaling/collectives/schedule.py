@@ -176,10 +176,8 @@ kernels move unaligned data at a fraction of their speed."""
 
 
 def chunk_bounds(num_elements: int, num_chunks: int) -> list[int]:
-    """`num_chunks` + 1 element indices: chunk c is [bounds[c], bounds[c + 1]).
-
-    Chunks are equal to one element, or to ALIGNMENT_ELEMENTS where that is below a hundredth of a chunk.
-    """
+    """`num_chunks` + 1 element indices: chunk c is [bounds[c], bounds[c + 1]). Chunks are equal to one
+    element, or to ALIGNMENT_ELEMENTS where that is below a hundredth of a chunk."""
     fine = num_elements < 100 * ALIGNMENT_ELEMENTS * num_chunks
     unit = 1 if fine else ALIGNMENT_ELEMENTS
     inner = [num_elements * chunk // num_chunks // unit * unit for chunk in range(num_chunks)]

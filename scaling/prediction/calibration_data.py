@@ -150,11 +150,9 @@ def libraries_of(folders: Sequence[ResultsFolder]) -> tuple[dict[str, str], list
 def sources_of(
     folders: Sequence[Path], samples: Sequence[Path], topology: Topology, source_topology: str | None
 ) -> tuple[Sources, list[str]]:
-    """All that was measured, the machine it was measured on, and what to tell about that.
-
-    The machine is, in this order: `source_topology`; a folder's probed.yaml, if it has as many GPUs as were
-    measured; `topology`, where the folders' GPUs are the same product; a folder's topology.yaml.
-    """
+    """All that was measured, the machine it was measured on, and what to tell about that. The machine is, in
+    this order: `source_topology`; a folder's probed.yaml, if it has as many GPUs as were measured;
+    `topology`, where the folders' GPUs are the same product; a folder's topology.yaml."""
     opened = [ResultsFolder(path).require() for path in folders]
     measured_folders = [MeasuredFolder(folder) for folder in opened]
     cells = [cell for folder in measured_folders for cell in folder.cells()]

@@ -47,11 +47,9 @@ def moves(operation: str, world_size: int) -> Schedule:
 
 
 def in_turns(schedule: Schedule) -> Schedule:
-    """The same as ranks do it over peer memory: what a rank pulls and then pushes follows one another.
-
-    A turn of a step has what each rank has for one partner; several that turn to the same rank at once share
-    its link (`scaling.collectives.execute_peer`).
-    """
+    """The same as ranks do it over peer memory: what a rank pulls and then pushes follows one another. A turn
+    of a step has what each rank has for one partner; several that turn to the same rank at once share its
+    link (`scaling.collectives.execute_peer`)."""
     steps: list[ScheduleStep] = []
     for step in schedule.steps:
         partners: dict[int, list[tuple[int, str]]] = defaultdict(list)

@@ -70,9 +70,7 @@ class LayerState(AggregatorState):
 
 def layer_spans(layout: BucketLayout) -> list[Span]:
     """The elements of each layer, in the order of the bucket: neighbours whose names differ in the last part.
-
-    `3.weight` and `3.bias` are one layer, `3`.
-    """
+    `3.weight` and `3.bias` are one layer, `3`."""
     tensors = zip(layout.names, layout.spans, strict=True)
     layers = [list(of_one) for _, of_one in groupby(tensors, key=lambda tensor: tensor[0].rpartition(".")[0])]
     return [(layer[0][1][0], layer[-1][1][1]) for layer in layers]

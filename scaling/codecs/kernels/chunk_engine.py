@@ -250,10 +250,8 @@ def _received(rows: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def _written(rows: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Rows from an aligned address on, as words and as bytes, and where they begin there, in words.
-
-    Not from the storage's own beginning: other ranks' rows before them would not be counted in 32 bits.
-    """
+    """Rows from an aligned address on, as words and as bytes, and where they begin there, in words. Not from
+    the storage's own beginning: other ranks' rows before them would not be counted in 32 bits."""
     at = int(rows.storage_offset())
     begin = at % ALIGNED_WORDS
     near = rows.as_strided((begin + rows.numel(),), (1,), at - begin)

@@ -150,10 +150,8 @@ def quantise(
 @triton.jit
 def _divided(values, divisor, IS_FACTOR: tl.constexpr):  # noqa: N803
     """values / divisor, rounded once; a product where the divisor's reciprocal is given, which is exact then.
-
     A division that may be subnormal or zero takes a slow path, for which its whole warp waits; sums of codes
-    are full of zeros.
-    """
+    are full of zeros."""
     if IS_FACTOR:
         return values * divisor
     else:
