@@ -71,17 +71,16 @@ class Tests:
         mirrors = (f"tests/{package}/", f"tests/test_{package}.py")
         tests = [name for name in self._imports if re.search(r"(^|/)test_\w+\.py$", name)]
         named = {name for name in tests if Path(name).stem == f"test_{parts[-1]}"}
-        mirrored = {
-            name for name in tests if name.startswith(mirrors) and (name in named or distances.get(name) == 1)
-        }
+        folder = {name for name in tests if name.startswith(mirrors)}
+        least = min((distances[name] for name in folder if name in distances), default=0)
+        mirrored = {name for name in folder if name in named or distances.get(name) == least}
         near = {name for name in tests if distances.get(name) == 1} - mirrored
-        far = {name for name in tests if name in distances or name.startswith(mirrors)} - mirrored - near
+        far = folder.union(name for name in tests if name in distances) - mirrored - near
 
         def order(name: str) -> tuple[bool, int, bool, int, str]:
             own = sum(imported.startswith(("scaling", "launchers")) for imported in self._imports[name])
             return name not in named, distances.get(name, 2), not name.startswith(mirrors), own, name
 
-        folder = {name for name in tests if name.startswith(mirrors)}
         kernels = set(TESTS_OF_KERNELS) if file.startswith(KERNELS) else set()
         stages = zip(STAGES, (mirrored, near, far, kernels, mirrored | near | folder), strict=True)
         return {stage: sorted(names, key=order) for stage, names in stages}

@@ -5,8 +5,8 @@
 
 draws mutants by a seed (`mutation_sites`), adds those of NAMED, puts one after the other into a checkout of
 HEAD, and runs the tests that can see it, until the first that fails:
-1. `own`: the test files of the package's folder that are named after the module or import it, those that
-   import the fewest others first;
+1. `own`: the test files of the package's folder that are named after the module or import it (if none does,
+   through one other module), those that import the fewest others first;
 2. `near`: the others that import it;
 3. `far`: those of the package's folder of tests, and those that import it through other modules, the fewest
    modules first;
