@@ -185,7 +185,7 @@ def test_two_gpus_have_every_system_on_one_worker_too_and_mxnet_overlapped():
 
 @pytest.mark.parametrize("machine", [AvailableMachine(0, 2), AvailableMachine(4, 64)], ids=str)
 def test_every_system_is_measured_at_the_papers_batches_on_1_2_and_4(machine):
-    assert "arXiv 1608.07249" in shipped_studies()["paper"].splitlines()[0]
+    assert "arXiv 1608.07249" in shipped_studies()["paper"].splitlines()[1], "behind the schema's name"
     study = resolve(load_study("paper"), machine)
     cells = study.cells.values()
     for model, batch in BATCHES:
@@ -206,14 +206,22 @@ LOSSY = {
 
 @pytest.mark.parametrize(("num_gpus", "sharing"), [(8, None), (4, None), (3, 2), (2, 2), (1, 4)])
 def test_every_codec_trains_beside_the_exact_mean_at_one_rate(num_gpus, sharing):
-    cells = resolve(load_study("compression", []), AvailableMachine(num_gpus, 8)).cells.values()
+    every = resolve(load_study("compression", []), AvailableMachine(num_gpus, 8)).cells.values()
+    cells = [cell for cell in every if cell.kind == "convergence"]
     by_label = {cell.aggregator_label: cell for cell in cells}
     assert set(by_label) == LOSSY | {"host_parallel"}
     assert {cell.aggregator_label for cell in cells if cell.lossy} == LOSSY
     assert {(cell.world_size, cell.workers_per_gpu) for cell in cells} == {(4, sharing)}
     assert len({(cell.learning_rate, cell.momentum, cell.epochs, cell.global_batch) for cell in cells}) == 1
     assert {(cell.kind, cell.model, cell.dataset) for cell in cells} == {("convergence", "fcn-r", "mnist")}
-    assert {c.aggregator_parameters["density"] for c in cells if c.aggregator == "top_k"} == {0.01}
+    assert {c.aggregator_parameters["density"] for c in every if c.aggregator == "top_k"} == {0.01}
+    timed = [cell for cell in every if cell.kind == "iteration"]
+    assert {cell.world_size for cell in timed} == ({1} if num_gpus == 3 else {1, num_gpus}), (
+        "3 do not divide 256"
+    )
+    exact = {"none", "all_reduce"}
+    assert {cell.aggregator_label for cell in timed} == exact | {name for name in LOSSY if "(" not in name}
+    assert {cell.workers_per_gpu for cell in timed} == {None}
 
 
 @pytest.fixture
