@@ -216,11 +216,10 @@ def test_every_codec_trains_beside_the_exact_mean_at_one_rate(num_gpus, sharing)
     assert {(cell.kind, cell.model, cell.dataset) for cell in cells} == {("convergence", "fcn-r", "mnist")}
     assert {c.aggregator_parameters["density"] for c in every if c.aggregator == "top_k"} == {0.01}
     timed = [cell for cell in every if cell.kind == "iteration"]
-    assert {cell.world_size for cell in timed} == ({1} if num_gpus == 3 else {1, num_gpus}), (
-        "3 do not divide 256"
-    )
-    exact = {"none", "all_reduce"}
-    assert {cell.aggregator_label for cell in timed} == exact | {name for name in LOSSY if "(" not in name}
+    seen = {(cell.world_size, cell.aggregator_label) for cell in timed if cell.world_size > 1}
+    aggregators = {"none", "all_reduce", *(name for name in LOSSY if "(" not in name)}
+    # A batch of 256 is not for 3 workers.
+    assert seen == {(num_gpus, name) for name in aggregators if num_gpus not in (1, 3)}
     assert {cell.workers_per_gpu for cell in timed} == {None}
 
 
