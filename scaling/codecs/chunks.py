@@ -187,10 +187,8 @@ class Momentum:
 
 
 class ChunkCoder(ABC):
-    """Encodes and decodes one rank's bucket, in the order of the current stream.
-
-    Residuals are empty where there are none.
-    """
+    """Encodes and decodes one rank's bucket, in the order of the current stream. Residuals are empty where
+    there are none."""
 
     note: str
 

@@ -41,11 +41,9 @@ def overlap(a: Span, b: Span) -> bool:
 
 
 class Execution:
-    """One rank's part of a schedule, bound to the size and type of the buffer it runs on.
-
-    The staging buffer is allocated on the device, once. ScheduleError: the schedule uses host memory, which
-    this executor has none of.
-    """
+    """One rank's part of a schedule, bound to the size and type of the buffer it runs on. The staging buffer
+    is allocated on the device, once. ScheduleError: the schedule uses host memory, which this executor has
+    none of."""
 
     def __init__(
         self, schedule: Schedule, rank: int, num_elements: int, dtype: torch.dtype, device: torch.device

@@ -31,9 +31,7 @@ _PAIR = re.compile(r"(h?)(\d{1,7})>(h?)(\d{1,7})")
 @dataclass(frozen=True)
 class PlannedExchange:
     """What one exchange sends in one training step: pair -> the bytes that its source sends to its target.
-
-    `native`: a library does it in its own way, and the schedule stands for that.
-    """
+    `native`: a library does it in its own way, and the schedule stands for that."""
 
     schedule: str
     native: bool
