@@ -137,6 +137,7 @@ def study_keys() -> str:
     ])  # fmt: skip
     sections = [
         "# Keys of a study file\n",
+        "For whoever writes a study file: which keys are there?\n\n"
         "A key takes one value or, where the table says so, a list: each value is measured. Unknown keys are "
         "errors. An editor with the YAML language server completes and checks a file that begins with "
         "`# yaml-language-server: $schema=study.schema.json`: the shipped studies do, and it is beside them; "
@@ -176,7 +177,8 @@ def column_page() -> str:
         for name, dtype in columns().items()
     ]
     return (
-        "# Columns of summary.csv\n\nOne row a cell: first the settings, then the results. A missing value "
+        "# Columns of summary.csv\n\nFor whoever plots from a results folder: what is each column?\n\n"
+        "One row a cell: first the settings, then the results. A missing value "
         "is empty. How each is measured: [how it measures](../background/measuring.md).\n\n"
         + table("column", "type", "unit", "meaning", rows=rows)
     )
@@ -185,7 +187,8 @@ def column_page() -> str:
 def commands() -> str:
     """The page of the commands, as `--help` has them."""
     sections = [
-        "# Commands\n\n`-h` and `--help` work everywhere. stdout has data, stderr messages. STUDY is a file "
+        "# Commands\n\nFor whoever types a command: which are there, with which options?\n\n"
+        "`-h` and `--help` work everywhere. stdout has data, stderr messages. STUDY is a file "
         "or the name of a shipped study (`scaling list studies`); `key=value` overrides its keys.\n\nExit "
         "codes: 0 ok; 1 failed cells; 2 wrong usage or input; 3 undecided or regression; 130 interrupted; "
         "141 stdout is read no more.\n"
@@ -228,6 +231,7 @@ def arms() -> str:
     ]  # fmt: skip
     return (
         "# Arms of `scaling attach`\n\n"
+        "For whoever reads an answer of `attach`: what was changed, and when?\n\n"
         "What is changed in a script, one thing at a time. Arms that are switched are on in blocks of steps "
         "within one process.\n\n"
         + table("arm", "runs", "what is changed", "question", "skipped where", rows=rows)

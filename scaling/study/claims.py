@@ -28,6 +28,7 @@ from scaling.study.predicting import layouts_of_model
 from topologies.schema import load
 
 LEGEND = (
+    "For whoever wonders what a paper found: does it hold on the machines measured here?\n\n"
     "Made by `scaling claims`; [how, and how to add a paper](../how-to/check-claims.md). Behind a number "
     "stands what the claim allows, as we read its words; one that is not as claimed has a ✗. Before numbers "
     "stands what they assume: a machine file is a simulation on it."
