@@ -188,7 +188,7 @@ def _require_text(words: list[str]) -> None:
 
 
 def _is_unread(descriptor: int) -> bool:
-    """Whether it is a pipe or a terminal at whose other end nobody is left."""
+    """Whether it is a pipe or a terminal that nobody reads any more."""
     poll = select.poll()
     poll.register(descriptor, 0)  # what is wrong is told without being asked for
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

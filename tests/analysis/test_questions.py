@@ -127,20 +127,16 @@ def train(study, epoch_line, link=None, **accuracies):
         study.add([[lines] * 2], kind="convergence", **given)
 
 
-def test_compression_has_the_accuracy_of_the_same_training_alone(study, epoch_line):
-    fill(study, ("all_reduce", 2, 0.6), ("one_bit", 2, 0.4, {"lossy": True}), **GPU)
+@pytest.mark.parametrize(("workers", "on"), [(2, ""), (4, "2")])
+def test_compression_has_the_accuracy_of_the_same_training_or_says_on_how_many_workers(
+    study, epoch_line, workers, on
+):
+    fill(study, ("all_reduce", workers, 0.6), ("one_bit", workers, 0.4, {"lossy": True}), **GPU)
     train(study, epoch_line, all_reduce=0.95, one_bit=0.94)
     answer = answered(study, "compression")
-    assert "one_bit, lossy, -1.00 points of accuracy: 400 ms a step" in answer.sentence
-    assert column(answer, "points") == ["-1.00"]
-
-
-def test_accuracy_of_another_number_of_workers_says_so(study, epoch_line):
-    fill(study, ("all_reduce", 4, 0.6), ("one_bit", 4, 0.4, {"lossy": True}), **GPU)
-    train(study, epoch_line, all_reduce=0.95, one_bit=0.94)
-    answer = answered(study, "compression")
-    assert "one_bit, lossy, -1.00 points of accuracy on 2 workers: 400 ms a step" in answer.sentence
-    assert column(answer, "points") == ["-1.00 on 2"]
+    said = f"-1.00 points of accuracy{on and f' on {on} workers'}: 400 ms a step"
+    assert f"one_bit, lossy, {said}" in answer.sentence
+    assert column(answer, "points") == [f"-1.00{on and f' on {on}'}"]
 
 
 def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):

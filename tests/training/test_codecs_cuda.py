@@ -185,8 +185,8 @@ def hooked_less_plain(aggregator, group, device):
 
 
 def graphs_of_shards_less_plain(name, group, device):
-    """The same of a step of shards whose buckets become graphs behind its first steps, and one that waits
-    for ever with that; in between a step is recorded, and the state saved and taken over."""
+    """The same of a step of shards that makes CUDA graphs of its buckets after the first steps, and one that
+    never does; in between a step is recorded, and the state saved and taken over."""
     ends, sent = [], []
     for plain_steps in (1_000_000, layered_steps.PLAIN_STEPS):
         layered_steps.PLAIN_STEPS = plain_steps

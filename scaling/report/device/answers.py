@@ -1,4 +1,4 @@
-"""The table that a device study's report begins with: a row for each value that its answer tells apart."""
+"""The table that a device study's report begins with: a row for each value that its answer distinguishes."""
 
 from __future__ import annotations
 
