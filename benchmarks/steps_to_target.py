@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 
 import scaling
-from scaling.analysis.critical_batch import BatchSteps, Reached, best_rate, fit_steps, steps_to_target
 from scaling.analysis.samples import TrainingSamples
+from scaling.analysis.steps_by_batch import BatchSteps, Reached, best_rate, fit_steps, steps_to_target
 
 TARGETS = ["target_accuracy", "target_bits_per_byte"]
 CELL = ["model", "optimizer", *TARGETS, "global_batch", "learning_rate", "seed"]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scaling.analysis.critical_batch import rate_rule
+from scaling.analysis.steps_by_batch import rate_rule
 from tests.made import loaded
 from tests.numbers_in_docs import holds_numbers
 from topologies.schema import load

@@ -9,11 +9,12 @@ from typing import Any
 
 from scaling.analysis.candidates import Candidate
 from scaling.analysis.columns import Row, by_key, is_control_arm, is_unchanged, workers_of
-from scaling.analysis.critical_batch import Fitted, LearningPlan
+from scaling.analysis.critical_batch import LearningPlan
 from scaling.analysis.explain import EXPLAINED_KINDS, RULES, is_limit
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup, group_rows
 from scaling.analysis.recommend import Recommendation
+from scaling.analysis.steps_by_batch import Fitted
 from scaling.axes import workers
 from scaling.errors import ScalingError
 from scaling.report.formats import milliseconds, percent

@@ -12,8 +12,9 @@ import pytest
 import typer
 
 from scaling.analysis.columns import to_rows
-from scaling.analysis.critical_batch import BatchSteps, fit_steps, learning_plans, rate_rule, steps_to_target
+from scaling.analysis.critical_batch import learning_plans
 from scaling.analysis.samples import TrainingSamples, read_cells
+from scaling.analysis.steps_by_batch import BatchSteps, fit_steps, rate_rule, steps_to_target
 from scaling.analysis.summary import build_table
 from scaling.errors import ScalingError
 from scaling.report.figures.base import FigureInput

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from scaling.analysis.critical_batch import fit_steps, steps_to_target
+from scaling.analysis.steps_by_batch import fit_steps, steps_to_target
 from tests.analysis.test_critical_batch import BATCHES, CRITICAL, LEAST, SAMPLES, made, samples_of, true_steps
 
 
