@@ -168,6 +168,7 @@ class TestMnist:
         not os.path.isdir(os.path.join(os.environ.get("SCALING_DATA_DIR", ""), "mnist")),
         reason="SCALING_DATA_DIR does not name a folder that holds mnist/",
     )
+    @pytest.mark.quality  # 0.3 GB at once
     def test_published_files_hold_the_published_counts(self):
         splits = Mnist().load(SHAPE, 0, 0)
         assert splits.train.inputs.shape == (60_000, 1, 28, 28)

@@ -128,6 +128,16 @@ def test_trainable_parameters_are_as_many_as_published_and_logits_one_a_class_of
     assert module(inputs).shape == (2, *(shape.input_shape if shape.tokens else ()), shape.num_classes)
 
 
+LARGE = ("alexnet-s", "resnet-50", "fcn-s", "fcn-s4")  # some 0.5 GB of weights and gradients at once
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(one, marks=pytest.mark.quality if one in LARGE else ())
+        for one in registry.BUILT_IN_MODELS
+    ],
+)
 def test_small_step_against_the_gradient_lowers_the_loss(name):
     torch.manual_seed(0)
     shape = REDUCED[name]
