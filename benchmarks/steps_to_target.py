@@ -3,17 +3,24 @@
     python benchmarks/steps_to_target.py epochs.csv --gather FOLDER...  # writes the CSV
     python benchmarks/steps_to_target.py epochs.csv --without 256,1024  # what the others predict, as JSON
     python benchmarks/steps_to_target.py epochs.csv  # leaves out each batch in turn
+    python benchmarks/steps_to_target.py epochs.csv --times FOLDER  # and seconds, with timed steps
 
 A row of the CSV is an epoch of a training. The fit is that of `scaling recommend --objective time-to-target`.
+
+With `--times` a fold is a model and optimizer whose fit lacks one batch, or two. Of the pairs of workers and
+batch whose step was timed and whose steps are known it takes that of the fewest predicted seconds, the timed
+step times the fit's steps. Its measured seconds are put over the fewest measured ones: of the steps in the
+CSV times the timed step, and once more of the trainings in the folder, timed from start to target.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +28,23 @@ import numpy as np
 import pandas as pd
 
 import scaling
+from scaling.analysis.columns import Row, is_aa_replicate, is_control_arm, shares_gpus, to_rows
+from scaling.analysis.critical_batch import WorkersAndBatch
 from scaling.analysis.samples import TrainingSamples
-from scaling.analysis.steps_by_batch import BatchSteps, Reached, best_rate, fit_steps, steps_to_target
+from scaling.analysis.seed_noise import is_lossy
+from scaling.analysis.steps_by_batch import (
+    BatchSteps,
+    Fitted,
+    Reached,
+    best_rate,
+    fit_steps,
+    steps_to_target,
+)
+from scaling.analysis.summary import read_study
+from scaling.store import Snapshot
 
+NEAR = 1.1  # a choice of at most so many times the fewest seconds is good
+Place = tuple[int, int]  # workers, batch
 TARGETS = ["target_accuracy", "target_bits_per_byte"]
 CELL = ["model", "optimizer", *TARGETS, "global_batch", "learning_rate", "seed"]
 
@@ -88,11 +109,128 @@ def table(epochs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def timed_steps(rows: Sequence[Row], lossy: Sequence[str]) -> dict[str, dict[Place, Row]]:
+    """Workload -> workers and batch -> the fastest timed step of exact exchanges, each worker on its own."""
+    found: dict[str, dict[Place, Row]] = {}
+    for row in rows:
+        is_other = (
+            is_aa_replicate(row)
+            or shares_gpus(row)
+            or row["cell_id"] in lossy
+            or (row["sync_every"] or 1) > 1
+        )
+        if row["kind"] != "iteration" or not row["iteration_s"] or is_other:
+            continue
+        if row["world_size"] > 1 and is_control_arm(row):
+            continue
+        by_place = found.setdefault(f"{row['model']}, {row['optimizer']}", {})
+        place = (int(row["world_size"]), int(row["global_batch"]))
+        by_place[place] = min(row, by_place.get(place, row), key=lambda one: float(one["iteration_s"]))
+    return found
+
+
+def read_times(folder: Path) -> tuple[dict[str, dict[Place, Row]], pd.DataFrame]:
+    """The timed steps, and a row a training that reached the target: its steps, and seconds to there."""
+    study = read_study(Snapshot(folder))
+    rows, cells = to_rows(study.table), {cell.cell_id: cell for cell in study.cells}
+    trainings = []
+    for row in rows:
+        run = cells[row["cell_id"]]
+        for training in run.trainings:
+            if not (reached := steps_to_target(training, run.cell)):
+                continue
+            stops = [0.0, *np.cumsum(training.steps)]
+            seconds = np.interp(reached[0], stops, [0.0, *training.train_s])
+            own = {name: row[name] for name in ("world_size", "global_batch", "seed")}
+            own |= {"workers_per_gpu": row["workers_per_gpu"] or 1, "rate": row["learning_rate"]}
+            own |= {"workload": f"{row['model']}, {row['optimizer']}", "steps": reached[0]}
+            trainings.append({**own, "seconds": float(seconds)})
+    lossy = [name for name, cell in cells.items() if is_lossy(cell)]
+    return timed_steps(rows, lossy), pd.DataFrame(trainings)
+
+
+def seconds_of(row: Row, steps: Fitted) -> Fitted:
+    return WorkersAndBatch(row, steps, is_extrapolated=False, is_own=False).seconds
+
+
+def chosen_over_best(predicted: Mapping[Place, float], measured: Mapping[Place, float]) -> dict[str, Any]:
+    """Of the measured places: the best by prediction, the best, and the ratio of measured seconds."""
+    choice, best = (min(measured, key=lambda place: of[place]) for of in (predicted, measured))
+    return {"choice": choice, "best": best, "over_best": measured[choice] / measured[best]}
+
+
+def folds(
+    epochs: pd.DataFrame, timed: Mapping[str, Mapping[Place, Row]], trainings: pd.DataFrame
+) -> pd.DataFrame:
+    """One row a workload and one or two batches that its fit lacks."""
+    rows = []
+    for workload, trained in by_workload(epochs):
+        places = {place: row for place, row in timed.get(workload, {}).items() if place[1] in trained}
+        if not places:
+            continue
+        own = trainings[(trainings.workload == workload) & trainings.seconds.notna()]
+        by_training = own.groupby(["world_size", "global_batch"]).seconds.mean().to_dict()
+        mean = {batch: math.exp(one.logs.mean()) for batch, one in trained.items()}
+        measured = {place: row["iteration_s"] * mean[place[1]] for place, row in places.items()}
+        whole = {place: by_training[place] for place in places if place in by_training}
+        for left_out in [*itertools.combinations(trained, 1), *itertools.combinations(trained, 2)]:
+            if fit := fit_steps([one for batch, one in trained.items() if batch not in left_out]):
+                predicted = {at: seconds_of(row, fit.steps(at[1])).value for at, row in places.items()}
+                row = {"workload": workload, "left_out": left_out, **chosen_over_best(predicted, measured)}
+                of_trainings = chosen_over_best(predicted, whole) if whole else {}
+                rows.append(row | {f"trained_{name}": value for name, value in of_trainings.items()})
+    return pd.DataFrame(rows)
+
+
+def against_trainings(
+    epochs: pd.DataFrame, timed: Mapping[str, Mapping[Place, Row]], trainings: pd.DataFrame
+) -> pd.DataFrame:
+    """The folder's trainings with the seconds that a fit without their batch predicts, and their steps over
+    those of one worker of the same batch, rate and seed."""
+    fits = {}
+    for workload, trained in by_workload(epochs):
+        for left_out in trained:
+            fits[workload, left_out] = fit_steps([one for one in trained.values() if one.batch != left_out])
+    same = ["workload", "global_batch", "rate", "seed"]
+    alone = trainings[trainings.world_size == 1].groupby(same).steps.mean()
+    rows = []
+    for one in trainings.to_dict("records"):
+        key = tuple(one[name] for name in same)
+        row: dict[Any, Any] = {**one, "over_alone": one["steps"] / alone[key] if key in alone else math.nan}
+        step = timed.get(one["workload"], {}).get((one["world_size"], one["global_batch"]))
+        fit = fits.get((one["workload"], one["global_batch"]))
+        if step and fit and math.isfinite(one["seconds"]):
+            found = seconds_of(step, fit.steps(one["global_batch"]))
+            row |= {"error": found.value / one["seconds"] - 1, **found._asdict()}
+            row["inside"] = found.low <= one["seconds"] <= found.high
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def said(folded: pd.DataFrame, trained: pd.DataFrame) -> Iterator[str]:
+    """What the two tables come to."""
+    for count, some in folded.groupby(folded.left_out.map(len)):
+        for name in ("over_best", "trained_over_best"):
+            known = [*some[name].dropna()] if name in some else []
+            yield f"{count} left out, {name}: {sum(one <= NEAR for one in known)} of {len(known)} within 10%"
+    predicted = trained.dropna(subset="error") if "error" in trained else trained[:0]
+    for size, some in predicted.groupby("world_size"):
+        error, held = some.error.abs().median(), int(some.inside.sum())
+        yield f"{size} workers, seconds: median error {error:.1%}, {held} of {len(some)} inside"
+    for (size, shared), some in trained[trained.world_size > 1].groupby(["world_size", "workers_per_gpu"]):
+        off = (some.over_alone.dropna() - 1).abs()
+        yield (
+            f"{size} workers, {shared} a GPU: steps of {len(off)} trainings differ from one worker's by "
+            f"{off.median():.1%} (median), {off.max():.1%} (most)"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("epochs", type=Path)
     parser.add_argument("--gather", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--without", type=lambda text: [int(batch) for batch in text.split(",")])
+    parser.add_argument("--times", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
     if arguments.gather:
         gathered(arguments.gather).to_csv(arguments.epochs, index=False, float_format="%.6g")
@@ -100,6 +238,13 @@ def main() -> None:
     epochs = pd.read_csv(arguments.epochs)
     if arguments.without:
         json.dump(predictions(epochs, arguments.without), sys.stdout, indent=1)
+    elif arguments.times:
+        timed, trainings = read_times(arguments.times)
+        folded = folds(epochs, timed, trainings)
+        trained = against_trainings(epochs, timed, trainings)
+        print(
+            folded.to_string(index=False), trained.to_string(index=False), *said(folded, trained), sep="\n\n"
+        )
     else:
         print(table(epochs).to_string(index=False))
 
