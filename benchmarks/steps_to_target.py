@@ -54,7 +54,7 @@ def gathered(folders: list[Path]) -> pd.DataFrame:
     parts = []
     for folder in folders:
         loaded = scaling.load(folder)
-        epochs = loaded.samples.drop(columns="learning_rate").merge(
+        epochs = loaded.samples.drop(columns="learning_rate", errors="ignore").merge(
             loaded.cells[["cell_id", *CELL]], on="cell_id"
         )
         epochs["steps"] = (epochs["samples"] / epochs["global_batch"]).round().astype(int)

@@ -27,6 +27,8 @@ NEARLY_LEAST = 0.1  # at B_crit over it, the steps are above S_min by this part:
 _FREE = ("scaling", "learning_rate", "learning_rate_rule", "base_batch")
 _FAMILY = [one.key for one in with_columns(role=Role.GIVEN | Role.RECIPE) if one.key not in _FREE]
 _TIMED = [one.key for one in with_columns(Shared.TIMED) if one.key in _FAMILY]
+_OTHER_WORKERS = ("world_size", "local_batch", "peer_access")
+_PREDICTED = {one.key: one.default for one in with_columns(role=Role.PREDICTED)}
 _own = itemgetter("global_batch", "world_size", "aggregator", "wire", "sync_every", "outer_update")
 
 
@@ -59,6 +61,7 @@ class WorkersAndBatch:
             "exchange": columns.with_local_updates(self.row),
             "unit": columns.unit_of_workers(self.row),
             **columns.pick(vars(self), "steps", "is_extrapolated", "is_own"),
+            "is_predicted": "is_predicted" in self.row,
             **{name: getattr(self, name) for name in ("seconds", "hours", "joules")},
         }
 
@@ -93,6 +96,11 @@ class LearningPlan:
         sizes = by_key(self.settings, lambda one: int(one.row["world_size"]))
         return {size: sizes[size][0] for size in sorted(sizes)}
 
+    def least(self, quantity: str) -> WorkersAndBatch | None:
+        """Of seconds, hours or joules; None where no setting has a known one."""
+        known = [one for one in self.settings if getattr(one, quantity) is not None]
+        return min(known, key=lambda one: one.values()[quantity], default=None)
+
     def times_faster(self, one: WorkersAndBatch, base: WorkersAndBatch) -> Fitted:
         """The base's seconds over those of the other; steps of exact exchanges are of one curve."""
         value = math.log(base.seconds.value / one.seconds.value)
@@ -103,7 +111,8 @@ class LearningPlan:
         logs = Fitted(*(value + end - ratio.value for end in ratio))
         return widened(logs, *(math.hypot(*half_widths_of_time(each.row)) for each in (one, base)))
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self, quantity: str = "seconds") -> Iterator[Finding]:
+        """`quantity`: what is to be small, as in `least`; seconds are said in any case."""
         rows = [row for one in self.trained for row in one.rows]
         ids, noise = tuple(row["cell_id"] for row in rows), _noise_scale(rows)
         values: dict[str, Any] = {
@@ -126,7 +135,7 @@ class LearningPlan:
             yield Finding("seconds_not_timed", ids, left_out)
             return
         base, *others = self.by_workers.values()
-        known = [one for one in self.settings if one.joules is not None]
+        least = self.least(quantity)
         values = {
             **left_out,
             "best": self.settings[0].values(),
@@ -134,7 +143,8 @@ class LearningPlan:
             "others": [{**one.values(), "times": self.times_faster(one, base)} for one in others],
             "front": [one.values() for one in self.front],
             "knee": self.knee.values(),
-            "least_energy": min(known, key=lambda one: one.joules or 0.0).values() if known else None,
+            "quantity": quantity,
+            "least": least and least.values(),
             "lacks": any(_augmentation(one.row) != _augmentation(rows[0]) for one in self.settings),
         }
         yield Finding("seconds_by_workers", tuple(one.row["cell_id"] for one in self.settings), values)
@@ -152,13 +162,21 @@ def _noise_scale(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def learning_plans(
-    rows: Sequence[Row], cells: Mapping[str, CellResult], max_memory_bytes: float = math.inf
+    rows: Sequence[Row],
+    cells: Mapping[str, CellResult],
+    max_memory_bytes: float = math.inf,
+    predicted: Sequence[Mapping[str, Any]] = (),
 ) -> list[LearningPlan]:
-    """One plan for each target of exact trainings, in the summary's order."""
+    """One plan for each target of exact trainings, in the summary's order.
+
+    Args:
+        predicted: rows of `scaling predict --json`, for numbers of workers whose step was not timed.
+    """
     usable = [row for row in rows if not columns.has_no_model(row) and columns.is_unchanged(row)]
     usable = [row for row in usable if not columns.is_aa_replicate(row)]
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
     timed = [row for row in usable if row["kind"] == "iteration" and row["iteration_s"]]
+    timed += _predicted_steps(timed, predicted)
     known = [row for row in usable if row["kind"] != "iteration" and (row["learning_rate"] or 0) > 0]
     # The row of a training that failed has no target.
     known = [{**row, "target_accuracy": cells[row["cell_id"]].cell.get("target_accuracy")} for row in known]
@@ -167,6 +185,23 @@ def learning_plans(
     differing = [name for name in _FAMILY if len({family[0][name] for family in families}) > 1]
     plans = [_plan(family, timed, cells, max_memory_bytes, differing) for family in families]
     return [plan for plan in plans if plan.trained or plan.missed]
+
+
+def _predicted_steps(timed: Sequence[Row], predicted: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """As timed rows, those of predictions that differ from a timed step in the workers alone."""
+
+    def setting(row: Mapping[str, Any]) -> list[Any]:
+        values = [row.get(name) or usual for name, usual in _PREDICTED.items() if name not in _OTHER_WORKERS]
+        return [row["model"], row["dataset"], row["aggregator"], *values]
+
+    sizes, found = {row["world_size"] for row in timed}, []
+    for one in predicted:
+        if one.get("iteration_s") and one["world_size"] not in sizes:
+            step = columns.pick(one, "world_size", "iteration_s", "iteration_s_low", "iteration_s_high")
+            step |= dict.fromkeys(("joules_per_sample", "memory_peak_bytes", "repeats"), None)
+            alike = [row for row in timed if setting(row) == setting(one) and not columns.is_control_arm(row)]
+            found += [{**row, **step, "is_predicted": True} for row in alike]
+    return found
 
 
 _GIVEN = ("model", "dataset", "device", "target_accuracy", BITS_TARGET)

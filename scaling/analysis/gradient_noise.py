@@ -57,17 +57,10 @@ class NoiseScale(NamedTuple):
 
 def squares_of(epochs: Sequence[Mapping[str, Any] | None]) -> tuple[Squares, ...]:
     """What was recorded, an item an epoch; nothing where one lacks it."""
-    known = [epoch for epoch in epochs if epoch is not None]
-    return (
-        ()
-        if len(known) < len(epochs)
-        else tuple(
-            Squares(
-                epoch["small_batch"], epoch["big_batch"], *np.array([epoch["small"], epoch["big"]], float)
-            )
-            for epoch in known
-        )
-    )
+    if any(epoch is None for epoch in epochs):
+        return ()
+    names = ("small_batch", "big_batch", "small", "big")
+    return tuple(Squares(*(np.asarray(epoch[name]) for name in names)) for epoch in epochs if epoch)
 
 
 def noise_scale(windows: Sequence[Sequence[Squares]]) -> NoiseScale | None:

@@ -84,7 +84,8 @@ def _differing(one: Candidate, others: Sequence[Candidate]) -> list[str]:
     return [part for part in own if any(part not in other.parts for other in others)]
 
 
-TARGET = "time-to-target"  # of settings that were not trained: `scaling.analysis.critical_batch`
+# Of settings that were not trained, by what is to be small: `scaling.analysis.critical_batch`.
+TARGETS = {"time-to-target": "seconds", f"{HOURS}-to-target": "hours", f"{ENERGY}-to-target": "joules"}
 OBJECTIVES = (TIME, ACCURACY, f"{EFFICIENCY} >= 0.8", HOURS, ENERGY, MEMORY)  # one of each, as an example
 
 _EFFICIENCY = re.compile(rf"\s*{EFFICIENCY}\s*(?:>=|>|≥)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
@@ -151,5 +152,5 @@ def parse_objective(text: str) -> Objective:
         if not 0 < bound <= 2:
             raise ScalingError(f"the efficiency is {bound:g}; it is a ratio such as 0.8")
         return Objective(EFFICIENCY, text, bound)
-    allowed = ", ".join(f"'{objective}'" for objective in (*OBJECTIVES, TARGET))
+    allowed = ", ".join(f"'{objective}'" for objective in (*OBJECTIVES, *TARGETS))
     raise ScalingError(f"no objective {text!r}; allowed: {allowed}")

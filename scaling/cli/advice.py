@@ -6,6 +6,7 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,14 +68,18 @@ def recommend(
     objective: Annotated[
         str,
         Option(
-            help="time, time-to-accuracy (of settings that were trained), time-to-target (of all that were "
-            "timed, by steps fitted to trainings), 'efficiency >= 0.8' (shortest time at that efficiency), "
-            "gpu-hours, energy or memory."
+            help="time, time-to-accuracy (of settings that were trained), time-to-target, "
+            "gpu-hours-to-target, energy-to-target (of all that were timed, by steps fitted to trainings), "
+            "'efficiency >= 0.8' (shortest time at that efficiency), gpu-hours, energy or memory."
         ),
     ] = "time",
     max_memory: Annotated[
         str | None,
         Option(metavar="SIZE", help="Leave out settings that need more on a GPU, such as 40GB or 40GiB."),
+    ] = None,
+    predicted: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="To a target: also the steps in this output of scaling predict --json."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -87,9 +92,10 @@ def recommend(
     from scaling.analysis.columns import to_rows
     from scaling.analysis.critical_batch import learning_plans
     from scaling.analysis.explain_view import Known
-    from scaling.analysis.objectives import TARGET
+    from scaling.analysis.objectives import TARGETS
     from scaling.analysis.recommend import recommend as find
     from scaling.analysis.summary import read_study
+    from scaling.files.documents import from_json, read_text
     from scaling.report.advice_text import lines_of, plan_as_dict, plan_lines, recommendation_as_dict
     from scaling.report.content import study_answer
     from scaling.report.terminal import folded_answer
@@ -106,16 +112,18 @@ def recommend(
     folder = Snapshot(directory)
     study = read_study(folder)
     known = Known.of(to_rows(study.table), study.cells, study.num_cores)
-    if objective.replace("_", "-") == TARGET:
-        plans = learning_plans(known.rows, known.cells, most_bytes or math.inf)
+    if quantity := TARGETS.get(objective.replace("_", "-")):
+        steps = from_json(read_text(predicted)) if predicted else []
+        plans = learning_plans(known.rows, known.cells, most_bytes or math.inf, steps)
         if not plans:
             raise ScalingError(
-                f"{directory} has no training with a target: {TARGET} takes a part of kind convergence with "
-                "target_accuracy or target_bits_per_byte, at three batches, and one of kind iteration"
+                f"{directory} has no training with a target: {objective} takes a part of kind convergence "
+                "with target_accuracy or target_bits_per_byte, at three batches, and one of kind iteration"
             )
-        said = [plan_as_dict(plan) for plan in plans] if as_json else []
-        typer.echo(json.dumps(said, indent=1) if as_json else "\n".join(map(plan_lines, plans)))
-        if not all(plan.settings for plan in plans):
+        said = [plan_as_dict(plan, quantity) for plan in plans] if as_json else []
+        texts = [] if as_json else [plan_lines(plan, quantity) for plan in plans]
+        typer.echo(json.dumps(said, indent=1) if as_json else "\n".join(texts))
+        if not all(plan.least(quantity) for plan in plans):
             raise typer.Exit(3)
         return
     recommendations = find(study.table, study.cells, objective, study.num_cores, most_bytes, known)

@@ -220,13 +220,13 @@ def _choice(choice: Candidate | None) -> dict[str, Any] | None:
     return {"name": choice.name, **of_cell, **measured, **more}
 
 
-def plan_lines(plan: LearningPlan) -> str:
-    return "".join(f"{filled(text_of(finding))}\n" for finding in plan.findings())
+def plan_lines(plan: LearningPlan, quantity: str) -> str:
+    return "".join(f"{filled(text_of(finding))}\n" for finding in plan.findings(quantity))
 
 
-def plan_as_dict(plan: LearningPlan) -> dict[str, Any]:
+def plan_as_dict(plan: LearningPlan, quantity: str) -> dict[str, Any]:
     """What was found, in words and values, and every setting; open ends of intervals are null."""
-    found = list(plan.findings())
+    found = list(plan.findings(quantity))
     said: dict[str, Any] = {"sentences": [text_of(finding) for finding in found]}
     said |= {finding.kind: dict(finding.values) for finding in found}
     return _closed({**said, "settings": [one.values() for one in plan.settings]})

@@ -22,6 +22,7 @@ from scaling.report.figures.parts import SETTINGS
 from scaling.report.figures.training import target_by_workers
 from scaling.report.formats import number
 from scaling.report.text import text_of
+from tests.made import loaded
 
 LEAST, CRITICAL, SAMPLES = 200.0, 500.0, 16384
 MEASURED = Path(__file__).parents[2] / "benchmarks/results/critical-batch"
@@ -49,7 +50,7 @@ def trained(study, epoch_line):
         epochs = epochs or math.ceil(steps / each) + 1
         lines = [
             epoch_line(number, 1.0 * number, 0.1, min(0.9 * number * each / steps, 1.0))
-            | {"step_losses": [0.1] * each}
+            | {"step_losses": [0.1] * each, "samples": number * each * batch}
             for number in range(1, epochs + 1)
         ]
         settings = {"aggregator": "all_reduce", "learning_rate": batch / 1000, "target_accuracy": 0.9, **cell}
@@ -300,17 +301,40 @@ def test_control_arms_transfers_and_settings_above_the_memory_are_no_choice(trai
     assert "memory above the most or not measured: 4 timed cells." in texts(limited)
 
 
-def test_the_setting_of_least_energy_to_the_target_is_named_where_energies_are_known(trained, plans, study):
+def test_least_hours_and_energy_to_the_target_are_objectives_where_energies_are_known(trained, plans, study):
+    def said(quantity):
+        return " ".join(text_of(finding) for finding in plan.findings(quantity))
+
     trained(BATCHES)
     time_steps(study, sizes=(1, 2))
     (plan,) = plans()
-    assert "energy" not in texts(plan)
+    assert "no timed step has a known energy; fastest is 2 workers" in said("joules")
     for one in plan.settings:
         one.row["joules_per_sample"] = 2.0 / one.row["world_size"]
-    least = min(plan.settings, key=lambda one: one.joules)
+    least = plan.least("joules")
     assert (least.row["world_size"], least.row["global_batch"]) == (2, 32)
     assert least.joules == pytest.approx(32 * least.steps.value)
-    assert f"Least energy: 2 workers at batch 32 with all_reduce, {number(least.joules)} J." in texts(plan)
+    assert f"least energy: 2 workers at batch 32 with all_reduce, {number(least.joules)} J; f" in said(
+        "joules"
+    )
+    assert plan.least("hours") is plan.front[0]
+    assert "fewest worker hours: 1 worker at batch" in said("hours")
+
+
+def test_predicted_steps_of_other_numbers_of_workers_are_settings_that_say_so(trained, plans, study):
+    trained(BATCHES)
+    time_steps(study, sizes=(1, 2), overhead_s=0.0)
+    cells = [cell.cell for cell in read_cells(study.folder) if cell.cell["kind"] == "iteration"]
+    step = {"iteration_s": 0.001, "iteration_s_low": 0.0005, "iteration_s_high": 0.002}
+    predicted = [{**cell, **step, "world_size": size} for cell in cells for size in (1, 8)]
+    predicted += [{**predicted[-1], "aggregator": "ring"}, {**cells[-1], "world_size": 8, "reason": "none"}]
+    (plan,) = plans(predicted=predicted)
+    assert len(plan.settings) == 3 * len(BATCHES)
+    best = plan.by_workers[8]
+    assert (best.row["global_batch"], best.seconds.value) == (2048, pytest.approx(0.25, rel=0.05))
+    assert best.seconds.high > 2 * best.seconds.value
+    assert f"8 workers at batch 2,048 with {best.values()['exchange']}, step predicted" in texts(plan)
+    assert {one.row["world_size"] for one in plan.settings if one.values()["is_predicted"]} == {8}
 
 
 def test_a_noise_scale_that_contradicts_the_fit_is_said(trained, plans):
@@ -345,7 +369,7 @@ def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):
     assert {"knee", *(f"{batch:,}" for batch in BATCHES)} == {text.get_text() for text in axes.texts}
 
 
-def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, study, capsys):
+def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, study, capsys, tmp_path):
     from scaling.cli.advice import recommend
 
     def call(**more):
@@ -367,6 +391,12 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
     (found,) = json.loads(call(as_json=True)[1])
     assert found["critical_batch"]["critical"]["value"] == pytest.approx(CRITICAL, rel=0.05)
     assert (len(found["settings"]), found["seconds_by_workers"]["best"]["world_size"]) == (12, 4)
+    cell = next(cell.cell for cell in read_cells(study.folder) if cell.cell["world_size"] == 2)
+    steps = [
+        {**cell, "world_size": 8, "iteration_s": 1e-6, "iteration_s_low": 1e-6, "iteration_s_high": 1e-6}
+    ]
+    (tmp_path / "steps.json").write_text(json.dumps(steps))
+    assert "fastest is 8 workers" in " ".join(call(predicted=tmp_path / "steps.json")[1].split())
 
 
 def committed():
@@ -406,3 +436,36 @@ def test_committed_prediction_and_table_of_steps_are_those_of_the_samples():
             error = abs(guess.value / math.exp(one.logs.mean()) - 1)
             assert row[4].strip() == f"{error:.0%}"
             assert all(guess.low < steps < guess.high for steps in one.steps)
+
+
+def test_folds_choose_by_prediction_and_are_judged_by_what_was_measured(trained, study, monkeypatch, capsys):
+    """Batch 2,048 is 40% off the curve. Each epoch of a training takes a second, whatever its steps."""
+    benchmark, folder = loaded(MEASURED.parents[1] / "steps_to_target.py"), study.folder.path
+    trained(BATCHES[:3], factors=(0.99, 1.0, 1.01))
+    trained(BATCHES[3:], factors=(1.386, 1.4, 1.414))
+    epochs = benchmark.gathered([folder])
+    trained(512, 1.02 * true_steps(512), world_size=4, workers_per_gpu=2)
+    time_steps(study, sizes=(1, 2))
+    time_steps(study, sizes=(2,), aggregator="no_op", overhead_s=0.0)  # exchanges nothing
+    timed, trainings = benchmark.read_times(folder)
+    steps = {batch: true_steps(batch) * (1.4 if batch == 2048 else 1.0) for batch in BATCHES}
+    seconds = {
+        (size, batch): (2e-5 * batch / size + 0.0005 * (size > 1) + 0.0002) * 1.01 * steps[batch]
+        for size, batch in itertools.product((1, 2), BATCHES)
+    }
+    of_epochs = {(1, batch): steps[batch] * batch / SAMPLES for batch in BATCHES}
+    folded = benchmark.folds(epochs, timed, trainings)
+    assert [*folded.left_out] == [(batch,) for batch in BATCHES], "without two of four there is no fit"
+    for fold in folded.itertuples():
+        for measured, choice, best, over in ((seconds, *fold[3:6]), (of_epochs, *fold[6:9])):
+            assert best == min(measured, key=measured.get)
+            assert over == pytest.approx(measured[choice] / measured[best], rel=0.02)
+    judged = benchmark.against_trainings(epochs, timed, trainings)
+    shared = judged[judged.world_size == 4]
+    assert ([*shared.over_alone.round(3)], [*shared.inside]) == ([1.03], [np.nan])
+    monkeypatch.setattr("sys.argv", ["", "FILE", "--times", str(folder)])
+    monkeypatch.setattr(pd, "read_csv", lambda _: epochs)
+    benchmark.main()
+    said = capsys.readouterr().out
+    assert f"1 left out, over_best: {(folded.over_best <= 1.1).sum()} of 4 within 10%" in said
+    assert "4 workers, 2 a GPU: steps of 1 trainings differ from one worker's by 3.0%" in said
