@@ -26,6 +26,7 @@ from tests.made import loaded
 
 LEAST, CRITICAL, SAMPLES = 200.0, 500.0, 16384
 MEASURED = Path(__file__).parents[2] / "benchmarks/results/critical-batch"
+BENCHMARK = loaded(MEASURED.parents[1] / "steps_to_target.py")
 BATCHES = (32, 128, 512, 2048)
 
 
@@ -392,27 +393,16 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
     assert found["critical_batch"]["critical"]["value"] == pytest.approx(CRITICAL, rel=0.05)
     assert (len(found["settings"]), found["seconds_by_workers"]["best"]["world_size"]) == (12, 4)
     cell = next(cell.cell for cell in read_cells(study.folder) if cell.cell["world_size"] == 2)
-    steps = [
-        {**cell, "world_size": 8, "iteration_s": 1e-6, "iteration_s_low": 1e-6, "iteration_s_high": 1e-6}
-    ]
+    step = dict.fromkeys(("iteration_s", "iteration_s_low", "iteration_s_high"), 1e-6)
+    steps = [{**cell, **step, "world_size": 8}]
     (tmp_path / "steps.json").write_text(json.dumps(steps))
     assert "fastest is 8 workers" in " ".join(call(predicted=tmp_path / "steps.json")[1].split())
 
 
 def committed():
     """Batch -> its trainings at the best rate, of those that were measured for the page of results."""
-    table = pd.read_csv(MEASURED / "epochs.csv")
-    found = {}
-    for (batch, rate, _), epochs in table.groupby(["batch", "learning_rate", "seed"]):
-        each = np.diff(epochs["steps"], prepend=0).astype(float)
-        training = samples_of(epochs["test_accuracy"].to_numpy(), each)
-        reached = steps_to_target(training, {"target_accuracy": 0.97})
-        found.setdefault(batch, {}).setdefault(rate, []).append(reached)
-    for batch, by_rate in found.items():
-        best = min(by_rate, key=lambda rate: np.mean([one[0] for one in by_rate[rate]]))
-        each, variances = zip(*by_rate[best], strict=True)
-        found[batch] = made(batch, each, np.mean(variances), tuple(sorted(by_rate)), best)
-    return found
+    table = pd.read_csv(MEASURED / "epochs.csv").rename(columns={"batch": "global_batch"})
+    return BENCHMARK.batches(table.assign(target_accuracy=0.97, target_bits_per_byte=None, test_loss=np.nan))
 
 
 def test_committed_prediction_and_table_of_steps_are_those_of_the_samples():
@@ -440,32 +430,32 @@ def test_committed_prediction_and_table_of_steps_are_those_of_the_samples():
 
 def test_folds_choose_by_prediction_and_are_judged_by_what_was_measured(trained, study, monkeypatch, capsys):
     """Batch 2,048 is 40% off the curve. Each epoch of a training takes a second, whatever its steps."""
-    benchmark, folder = loaded(MEASURED.parents[1] / "steps_to_target.py"), study.folder.path
+    folder = study.folder.path
     trained(BATCHES[:3], factors=(0.99, 1.0, 1.01))
     trained(BATCHES[3:], factors=(1.386, 1.4, 1.414))
-    epochs = benchmark.gathered([folder])
+    epochs = BENCHMARK.gathered([folder])
     trained(512, 1.02 * true_steps(512), world_size=4, workers_per_gpu=2)
     time_steps(study, sizes=(1, 2))
     time_steps(study, sizes=(2,), aggregator="no_op", overhead_s=0.0)  # exchanges nothing
-    timed, trainings = benchmark.read_times(folder)
+    timed, trainings = BENCHMARK.read_times(folder)
     steps = {batch: true_steps(batch) * (1.4 if batch == 2048 else 1.0) for batch in BATCHES}
     seconds = {
         (size, batch): (2e-5 * batch / size + 0.0005 * (size > 1) + 0.0002) * 1.01 * steps[batch]
         for size, batch in itertools.product((1, 2), BATCHES)
     }
     of_epochs = {(1, batch): steps[batch] * batch / SAMPLES for batch in BATCHES}
-    folded = benchmark.folds(epochs, timed, trainings)
+    folded = BENCHMARK.folds(epochs, timed, trainings)
     assert [*folded.left_out] == [(batch,) for batch in BATCHES], "without two of four there is no fit"
     for fold in folded.itertuples():
         for measured, choice, best, over in ((seconds, *fold[3:6]), (of_epochs, *fold[6:9])):
             assert best == min(measured, key=measured.get)
             assert over == pytest.approx(measured[choice] / measured[best], rel=0.02)
-    judged = benchmark.against_trainings(epochs, timed, trainings)
+    judged = BENCHMARK.against_trainings(epochs, timed, trainings)
     shared = judged[judged.world_size == 4]
     assert ([*shared.over_alone.round(3)], [*shared.inside]) == ([1.03], [np.nan])
     monkeypatch.setattr("sys.argv", ["", "FILE", "--times", str(folder)])
     monkeypatch.setattr(pd, "read_csv", lambda _: epochs)
-    benchmark.main()
+    BENCHMARK.main()
     said = capsys.readouterr().out
     assert f"1 left out, over_best: {(folded.over_best <= 1.1).sum()} of 4 within 10%" in said
     assert "4 workers, 2 a GPU: steps of 1 trainings differ from one worker's by 3.0%" in said

@@ -6,11 +6,12 @@ import functools
 import pytest
 import torch
 
-from scaling.aggregators.registry import create
+from scaling.aggregators.registry import BUILT_IN, create
 from scaling.aggregators.ring import Ring
 from scaling.errors import CheckpointError, ExchangeError
 from scaling.measure.clock import MonotonicClock
 from scaling.process_group import run_in_process
+from scaling.study.variants import can_be_local
 from scaling.training import step_check
 from scaling.training.convergence import TrainingPlan, train
 from scaling.training.exchange_check import require_equal
@@ -27,7 +28,8 @@ from tests.training.small import batch_of, eager, perceptron
 PLAIN = SgdSettings(0.05)
 MOMENTUM = SgdSettings(0.05, momentum=0.9, weight_decay=1e-3)
 ADAMW = AdamSettings(0.01, decoupled=True)
-AGGREGATORS = ["all_reduce", "ring", "tree", "host_serial", "host_parallel", "zero1", "tensorflow"]
+LOCAL = [one for one in map(create, BUILT_IN) if can_be_local("eager", one) and not one.overlapped_only]
+AGGREGATORS = [one for one in LOCAL if one.library is None]  # a library carries messages between processes
 EVERY, BLOCKS = 3, 4
 
 
@@ -80,10 +82,12 @@ def moved(start: torch.Tensor, rank: int, block: int, settings=PLAIN) -> torch.T
 
 
 class TestLaws:
+    """Of every aggregator that planning lets have blocks; those of 16 bits are exact to theirs."""
+
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("world_size", [1, 2, 4])
     @pytest.mark.parametrize("settings", [PLAIN, MOMENTUM], ids=["plain", "momentum"])
-    @pytest.mark.parametrize("aggregator", AGGREGATORS)
+    @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda one: one.name)
     def test_blocks_of_one_step_of_sgd_are_plain_steps(self, aggregator, settings, world_size):
         def work(group):
             block = local(group, settings, every=1, aggregator=aggregator)
@@ -94,13 +98,13 @@ class TestLaws:
             return flat(block), flat(step)
 
         for blocks, steps in run_in_process(world_size, work):
-            assert torch.allclose(blocks, steps, rtol=0, atol=1e-6)
+            assert torch.allclose(blocks, steps, rtol=0, atol=5e-3 if aggregator.lossy else 1e-6)
             assert not torch.allclose(blocks, FlatReplica(network()).parameters, atol=1e-2)
 
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("settings", [MOMENTUM, ADAMW], ids=["momentum", "adamw"])
     @pytest.mark.parametrize("outer", ["average", "block_momentum", "nesterov", "cntk_block_momentum"])
-    @pytest.mark.parametrize("aggregator", ["ring", "host_parallel", "zero1", "bf16"])
+    @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda one: one.name)
     def test_replicas_have_the_same_bits_after_each_block(self, aggregator, outer, settings):
         first, *others = models_after_blocks(aggregator=aggregator, outer=outer, settings=settings)
         assert len({tuple(model[:8].tolist()) for model in first}) == BLOCKS
