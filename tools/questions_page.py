@@ -24,7 +24,7 @@ QUESTIONS = {
     "Why are 4 GPUs slower than 1?": "explain {}fcn-r-4xh200 host_serial@4",
     "Which bucket size?": "recommend {}buckets-2xh200",
     "DDP, ZeRO or FSDP?": "recommend {}sharded-2xh100 --objective memory",
-    "Does compression pay?": "recommend {}headline-bf16-2xh100",
+    "Does compression pay?": "recommend {}one-bit-step-4xh200",
     "Which learning rate reaches the accuracy soonest?": "recommend {}alexnet-rates-4xh200 "
     "--objective time-to-accuracy",
     "Is the new machine, or driver, slower?": "compare {}fcn-r-4xh200 {}mnist-4xh200",
@@ -36,26 +36,20 @@ QUESTIONS = {
 }
 """Question -> command, {} for the folder of committed results."""
 
-BLOCKS = {"Is the new machine, or driver, slower?": 4, "What would 8 GPUs give?": 11}
-"""Lines of an answer that are shown, each with those that it goes on in; of others one."""
+GOES_ON = re.compile(r" {2,}\S")
 
 
-GOES_ON = re.compile(r" {2,}(?!left out|in:|Offsets|Trade-off)\S")
-
-
-def answer_of(words: list[str], blocks: int) -> list[str]:
-    """What a command prints first."""
-    shown: list[str] = []
+def answer_of(words: list[str]) -> list[str]:
+    """The first two lines that a command prints, to the end of a sentence."""
     ended = CliRunner().invoke(app, words)
     if ended.exit_code or not ended.stdout.strip():
         raise SystemExit(f"scaling {shlex.join(words)} gave no answer: {ended.exception or ended.stderr}")
-    for line in ended.stdout.splitlines():
-        if not GOES_ON.match(line) and line.strip():
-            blocks -= 1
-        if blocks < 0 or (line.startswith("  ") and not GOES_ON.match(line)):
-            break
-        shown += [line] if line.strip() else []
-    return shown
+    *shown, last, after = ended.stdout.splitlines()[:3]
+    if GOES_ON.match(after):
+        last = last[: f"{last} ".rfind(". ") + 1]
+    if not last:
+        raise SystemExit(f"scaling {shlex.join(words)}: the first sentence takes more than two lines")
+    return [*shown, last]
 
 
 def made() -> str:
@@ -67,7 +61,7 @@ def made() -> str:
             f"**{question}**\n",
             "```console",
             f"$ scaling {shlex.join(words)}",
-            *answer_of(words, BLOCKS.get(question, 1)),
+            *answer_of(words),
             "```\n",
         ]
     return "\n".join(parts)

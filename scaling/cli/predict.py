@@ -75,7 +75,7 @@ def predict(
     """Predict time, speedup and exposed communication of every cell; measures nothing."""
     from scaling.prediction.best_order import search
     from scaling.prediction.calibration_data import sources_of
-    from scaling.prediction.rows import text_table
+    from scaling.prediction.rows import fastest, text_table
     from scaling.prediction.what_if import what_if
     from scaling.study.predicting import strategy_of
     from topologies.schema import load
@@ -113,7 +113,7 @@ def predict(
         typer.echo(json.dumps([*rows, *orders], indent=1))
     else:
         who = f"{machine.name}, {machine.num_gpus or 'no'} GPUs"
-        typer.echo(f"simulated on {who}: nothing here is measured; [95%]\n{text_table(rows)}")
+        typer.echo(f"simulated on {who}: nothing here is measured; [95%]{fastest(rows)}\n{text_table(rows)}")
         for order in orders:
             typer.echo(order["text"])
         if next_text:

@@ -257,11 +257,6 @@ class Simulation:
         """Of these, what passes in each step after its last message has arrived."""
         return sum(self.prices[i].seconds - self.prices[i].arrived_s for i in self.price_of_step)
 
-    @property
-    def num_priced_steps(self) -> int:
-        """Steps that were priced; the others are like one of them."""
-        return len(self.prices)
-
     @cached_property
     def bytes_per_resource(self) -> dict[str, float]:
         """The bytes that passed each resource, of those that were used."""

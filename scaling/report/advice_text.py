@@ -22,7 +22,7 @@ from scaling.report.terminal import filled
 from scaling.report.text import line_of, next_experiment, text_of, title_of, unit_of
 
 MOST_SHOWN = 2  # findings a cell in the overview
-SHORT = 60  # characters of an experiment that may be said again
+SHORT = 60  # characters of an experiment that may be said again, and stands in a cell's first sentence
 MOST_NAMED = 3  # cells that are named where a sentence is about several
 NO_STEPS = (
     "not known: no steps were timed here, and the trainings show nothing by themselves. A part of kind "
@@ -108,17 +108,20 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
     groups = _groups(rows)
     for row in chosen:
         group = next(candidate for candidate in groups if row in candidate.rows)
-        yield f"{group.name(row)} on {workers_of(row)}{_time(row)}, cell {row['cell_id']}"
-        for finding in findings[row["cell_id"]]:
+        name = f"{group.name(row)} on {workers_of(row)}{_time(row)}"
+        for place, finding in enumerate(findings[row["cell_id"]]):
             sentence, share = text_of(finding), finding.values["share"]
-            part = f"{percent(share, 0)} of the step"
+            part, then = f"{percent(share, 0)} of the step", next_experiment(finding) or ""
             is_said = share <= 0 or not is_limit(finding) or part in sentence
-            yield filled(f"- {sentence}{'' if is_said else f' [{part}]'}", indent=2)
-            if then := next_experiment(finding):
+            said = f"{sentence}{'' if is_said else f' [{part}]'}"
+            if not place and 0 < len(then) <= SHORT:
+                said, then = f"{said}; {then}", ""
+            yield filled(f"- {said}", indent=2) if place else filled(f"{name}; {said}.")
+            if then:
                 yield filled(f"next: {then}", indent=4)
         if not findings[row["cell_id"]]:
-            yield "  nothing found"
-        yield filled(f"in: {title_of(group.given)}", indent=2)
+            yield filled(f"{name}; nothing found.")
+        yield filled(f"in: {title_of(group.given)}; cell {row['cell_id']}", indent=2)
         yield ""
 
 

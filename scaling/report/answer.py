@@ -1,4 +1,4 @@
-"""A study's answer: a sentence, a table of a row a workload, and what limits, how sure, what next."""
+"""A study's answer: a sentence, what limits, how sure, what next, and a table of a row a workload."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ LIMITS = {
 """Kind of a limit -> what it is called in a table; others are called by their kind."""
 
 FIRST = ("Limit: ", "Sure", "Not sure", "Next: ")
-"""How lines begin that say what limits, how sure, what next: they stand before those that explain it."""
+"""How lines begin that say what limits, how sure, what next: they stand before the table."""
+LATER = ("launch_set_aside", "unfinished")  # cautions that stand below the table
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,23 @@ class Answer:
     details: list[str] = field(default_factory=list)
     command: str = ""
     cells: Sequence[str] = ()
-    explained: list[str] = field(default_factory=list)  # stands below the command
+    explained: list[str] = field(default_factory=list)  # stands below the table
+
+    @property
+    def first(self) -> list[str]:
+        """What stands before the table, the command last."""
+        *lines, last = [text for text in (self.sentence, *self.details) if text] or [""]
+        return [*lines, f"{last} {self.command}".rstrip()]
 
     @property
     def lines(self) -> list[str]:
-        lines = [*filter(None, [self.sentence]), *self.details]
-        last = [f"{lines[-1]} {self.command}"] if self.command else lines[-1:]
-        return [*lines[:-1], *last, *self.explained]
+        return [*self.first, *self.explained]
 
 
 def answer_of(
     verdicts: Sequence[Finding],
     command: str = "",
-    cautions: Sequence[str] = (),
+    cautions: Sequence[Finding] = (),
     answers: Sequence[Finding] = (),
 ) -> Answer:
     sentence, *details = verdict_lines(verdicts, command)
@@ -78,7 +83,11 @@ def answer_of(
     if mark and limit.startswith("Limit"):
         details[0] = f"{limit}."
         explained.append(f"{more[0].upper()}{more[1:]}")
-    answer = Answer(sentence, None, [*cautions, *details], command, verdicts[0].cells, explained)
+    if answers and verdicts[0].values["speedup"] is not None and verdicts[0].values["world_size"] > 1:
+        details.insert(0, text_of(verdicts[0], "headline"))
+    for one in cautions:
+        (explained if one.kind in LATER else details).insert(0, text_of(one))
+    answer = Answer(sentence, None, details, command, verdicts[0].cells, explained)
     if not answers:
         return replace(answer, table=workers_table(verdicts))
     asked = question_answer(answers)
@@ -89,7 +98,8 @@ def answer_of(
 def question_answer(answers: Sequence[Finding]) -> Answer:
     first, names = answers[0], _row_names(answers)
     is_named = first.kind == "answer_compression" or (len(answers) > 1 and first.kind != "answer_trained")
-    sentence = f"{names[0] + ': ' if is_named else ''}{text_of(first)}"
+    said = text_of(first)
+    sentence = f"{names[0]}: {said[0].lower()}{said[1:]}" if is_named else said
     items = [(name, answer.values) for name, answer in zip(names, answers, strict=True)]
     title, statistic, columns = TABLES[first.kind]
     exact = [place for place, (_, values) in enumerate(items) if values.get("lost", 0) is None]
@@ -235,16 +245,14 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
 
 def _short(name: str) -> str:
     without = name.replace(" strong scaling,", "").replace(" weak scaling,", "")  # the batch says it
-    return without.replace("global batch", "batch")
+    return without.replace("global batch", "batch").replace(" on synthetic", "")
 
 
 def limit_word(verdict: Finding) -> str:
-    values = verdict.values
-    if values["is_too_noisy"]:
+    values, losses = verdict.values, verdict.values["losses"]
+    if values["is_too_noisy"] or (losses and not losses["is_resolved"]):
         return "unknown (noise)"
-    if losses := values["losses"]:
-        if not losses["is_resolved"]:
-            return "unknown (noise)"
+    if losses:
         return {"all but the exchange": "not exchange"}.get(losses["largest"], str(losses["largest"]))
     if values["limit"] is None:
         return MISSING

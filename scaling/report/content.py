@@ -137,7 +137,7 @@ def content_of(
     groups = group_rows(rows)
     findings = summary_findings(table, extras.scatter, num_cores(environment), extras.lossy)
     tables = [table for group in groups for table in page_tables(group, groups)]
-    cautions = [text_of(finding) for finding in findings if finding.kind in CAUTIONS]
+    cautions = [finding for finding in findings if finding.kind in CAUTIONS]
     sentences = [*sentences_of(findings), *extras.findings]
     answer = _found(extras, sentences)
     if extras.verdicts:
@@ -179,7 +179,7 @@ def study_answer(folder: ResultsFolder, study: MeasuredStudy, known: Known) -> A
     if not found:
         return None
     findings = summary_findings(study.table, known.scatter, known.num_cores, known.lossy)
-    cautions = [text_of(finding) for finding in findings if finding.kind in CAUTIONS]
+    cautions = [finding for finding in findings if finding.kind in CAUTIONS]
     answers = question_answers(question, study.table, study.cells)
     return answer_of(found, command_of(found, [], folder), cautions, answers)
 
@@ -188,12 +188,12 @@ def _found(extras: Extras, sentences: Sequence[Sentence]) -> Answer:
     """The answer of a study without verdicts: trainings, device studies, transfers."""
     asked = question_answer(extras.answers) if extras.answers else Answer(extras.headline, extras.table)
     if not asked.sentence:
-        first, others = sentences[:1], sentences[1:]
-        return Answer("".join(one.text for one in first), extras.table, [one.text for one in others])
+        first, *others = [one.text for one in sentences] or [""]
+        return Answer(first, extras.table, explained=others)
     said = [one.text for one in sentences if one.kind not in IN_ANSWERS]
     question, mark, _ = asked.sentence.partition("?")  # what answers it at length is no detail
     explained = [text for text in said if not mark or text.partition("?")[0] != question]
-    details = ["Limit: unknown (no timed step)."] if extras.answers else []
+    details = ["Limit and speed: unknown (no timed step)."] if extras.answers else []
     if extras.command:
         details.append("Next: train with three seeds, to see how much is chance:")
     return replace(asked, details=details, command=extras.command, explained=explained)

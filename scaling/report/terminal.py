@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 
 import pandas as pd
 import rich.table
@@ -168,28 +168,22 @@ GAP = 2
 LONGEST_WORD, NARROWEST = 16, 7
 """Of a column: longer words are cut where that makes room, and more where it must."""
 
-LAST_DETAILS = 2  # how sure it is, and what next
-FEWEST_ROWS = 6  # so many rows of a table stand before details do
+FEWEST_ROWS = 6  # so many rows of a table stand before what explains it does
 
 
 def screen(answer: Answer, *, command: str, page: str) -> list[str]:
     """At most MOST_LINES lines of at most WIDTH characters; a command that is longer goes over several."""
-    last = ["", f"All tables: {command}", f"Page: {page}"]
-    first = _folded(answer.sentence, answer.command)
-    texts = [_folded(text, answer.command) for text in answer.lines[bool(answer.sentence) :]]
-    details, explained = texts[: len(answer.details)], texts[len(answer.details) :]
+    last = [f"All tables: {command}", f"Page: {page}"]
+    first = [line for text in answer.first for line in _folded(text, answer.command)]
+    explained = [_folded(text, answer.command) for text in answer.explained]
     rows = table_lines(answer.table) if answer.table else []
-    room = MOST_LINES - height([*first, *last]) - bool(texts) - bool(rows)
+    room = MOST_LINES - height([*first, "", *last]) - bool(rows) - bool(explained)
     needed = sum(map(height, rows[: 1 + FEWEST_ROWS])) + (len(rows) > 1 + FEWEST_ROWS)
-    least = sum(map(height, details[-LAST_DETAILS:])) + (len(texts) > LAST_DETAILS)
-    table = _fitting(rows, max(room - sum(map(height, texts)), min(needed, room - least)), "rows")
-    room -= sum(map(height, table))
-    if sum(map(height, texts)) > room:  # what is left out is of what stands before the last details
-        texts = [*details[:-LAST_DETAILS], *explained, *details[-LAST_DETAILS:]]
-    shown = _fitting(texts, room, "details")
-    parts = [first, [line for row in table for line in row], [line for text in shown for line in text]]
-    lines = [line for part in parts if part for line in [*part, ""]][:-1]
-    return [*lines, *last]
+    needed = min(needed, room - bool(explained))
+    rows = _fitting(rows, max(room - sum(map(height, explained)), needed), "rows")
+    explained = _fitting(explained, room - sum(map(height, rows)), "details")
+    parts = [first, *([line for text in part for line in text] for part in (rows, explained))]
+    return [*(line for part in parts if part for line in [*part, ""]), *last]
 
 
 def folded_answer(answer: Answer) -> list[str]:
@@ -207,20 +201,12 @@ def _folded(text: str, command: str) -> list[str]:
 
 
 def _fitting(blocks: Sequence[list[str]], room: int, what: str) -> list[list[str]]:
-    """The blocks that have room, and how many have none; the last details always have."""
+    """The blocks that have room, and how many have none."""
     if sum(map(height, blocks)) <= room:
         return list(blocks)
-    ends = list(blocks[-LAST_DETAILS:]) if what == "details" and blocks[-1][0].startswith("Next") else []
-    while ends and sum(map(height, ends)) >= room:
-        ends.pop(0)
-    left, shown = room - 1 - sum(map(height, ends)), []
-    for block in blocks[: len(blocks) - len(ends)]:
-        if height(block) > left:
-            break
-        shown.append(block)
-        left -= height(block)
-    num_more = len(blocks) - len(shown) - len(ends)
-    return [*shown, [f"({num_more} more {what[: None if num_more > 1 else -1]})"], *ends]
+    shown = [block for block, end in zip(blocks, accumulate(map(height, blocks)), strict=True) if end < room]
+    num_more = len(blocks) - len(shown)
+    return [*shown, [f"({num_more} more {what[: None if num_more > 1 else -1]})"]]
 
 
 def table_lines(table: Table) -> list[list[str]]:

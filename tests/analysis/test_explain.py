@@ -198,7 +198,7 @@ def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(timed):
     ({"input": 5, "forward": 5}, {"input_placement": "loader", "loader_workers": 2}, "feeding",
      "bound by the loader (2 workers)"),
     ({"forward": 2, "d2h": 2, "reduce": 4, "h2d_result": 2}, {"aggregator": "host_serial", "world_size": 2},
-     "host_sums", "copies to the host 20%, sums 40%, copies back 20%"),
+     "host_sums", "the exchange through the host takes 80% of the step (sums 40%, copies 40%)"),
     ({"forward": 2, "encode": 6, "decode": 2}, {"aggregator": "one_bit", "world_size": 2}, "codec",
      "encoding and decoding take 80%"),
     ({"forward": 4, "update": 6}, {}, "update", "the update takes 60%"),

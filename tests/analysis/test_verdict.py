@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from scaling.analysis.findings import Finding
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
@@ -117,7 +118,7 @@ SAID = {
     "a lossy aggregator of one launch is not as fast": case(ONE, DDP, ("one_bit", 2, 0.55, LOSSY),
         launches=1, values={"lossy": []}),
     "an interval says of what and how sure": case(ONE, DDP, said=[
-         "Sure: 3 launches, step time ± 0.1%, speedup and efficiency ± 0.1% (95%)."]),
+         "Sure: 3 launches, step time and speedup ± 0.1% (95%)."]),
     "what may be slower by more than a tie has its time and the bound": case(
         ONE, ("all_reduce", 2, (0.55, 0.5504, 0.5497)), ("ring", 2, (0.5615, 0.5645, 0.5675)),
         said=["(next ring, 2.6% slower (at most"]),
@@ -239,11 +240,12 @@ def test_command_of_several_proposals_is_that_of_the_first(study):
 def test_several_answers_are_rows_and_the_first_has_the_sentence(study):
     for model, step_s in (("m0", 0.6), ("m1", 0.5)):
         fill(study, ONE, ("all_reduce", 2, step_s), model=model)
-    answer = answer_of(answers(study), "scaling run DIR --next 1", ["Of 4 cells, 1 failed."])
+    unfinished = Finding("unfinished", (), {"num_cells": 4, "num_unfinished": 1, "state": "running"})
+    answer = answer_of(answers(study), "scaling run DIR --next 1", [unfinished])
     assert answer.sentence.startswith("m0 on synthetic: Use 2 workers: 1.67 times as fast as one.")
-    assert answer.details[0] == "Of 4 cells, 1 failed."
+    assert (answer.details[0][:6], answer.explained[0]) == ("Sure: ", "Of 4 cells, 1 under way.")
     assert not any("m1" in line for line in answer.lines)
-    assert [row[:2] for row in answer.table.rows] == [["m0 on synthetic", "2"], ["m1 on synthetic", "2"]]
+    assert [row[:2] for row in answer.table.rows] == [["m0", "2"], ["m1", "2"]]
     speedups = [row[answer.table.headings.index("speedup")] for row in answer.table.rows]
     assert [speedup.partition(" ")[0] for speedup in speedups] == ["1.67", "2.00"]
 

@@ -132,7 +132,7 @@ def test_recommend_is_decided_with_0_and_one_launch_sets_no_exit_code(call):
     (found,) = json.loads(out)
     assert (code, found["state"], found["choice"]["aggregator"]) == (0, "decided", "all_reduce")
     out = call.printed("recommend", TIMED, "--objective", "time-to-accuracy")
-    assert "one launch, no verdict" in " ".join(out.split())
+    assert "One launch is no verdict: repeats=3 to decide." in " ".join(out.split())
 
 
 def test_explain_names_the_slow_rank_that_was_planted(call):

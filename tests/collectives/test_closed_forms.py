@@ -233,7 +233,7 @@ class TestExact:
         expected_s = hierarchical_s(num_hosts, g, NUM_BYTES, COSTS, across)
         assert simulation.seconds == pytest.approx(expected_s, rel=EXACT)
         assert len(simulation.step_seconds) == 2 * (g - 1) + 2 * (num_hosts - 1)
-        assert simulation.num_priced_steps == 2 * (g > 1) + 2 * (num_hosts > 1)
+        assert len(simulation.prices) == 2 * (g > 1) + 2 * (num_hosts > 1)
 
     @pytest.mark.parametrize("n", [2, 3, 4, 8])
     def test_owners_of_equal_shares(self, n):

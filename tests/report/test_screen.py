@@ -50,26 +50,25 @@ def test_device_studies_and_transfers_fit(name, tmp_path, monkeypatch):
     assert is_one_screen(answer)
 
 
-def test_what_has_no_room_is_counted_and_short_details_leave_it_to_the_rows():
+def test_what_has_no_room_is_counted_and_what_explains_a_table_leaves_it_to_the_rows():
     rows = [[f"workload {number}", "1"] for number in range(50)]
-    details = [*(f"detail {number}" for number in range(20)), "Next: more."]
-    lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), details), **ENDS)
+    table = Table("", "", ["workload", "ms"], rows)
+    lines = screen(Answer("Yes.", table, explained=[f"detail {number}" for number in range(20)]), **ENDS)
     assert (lines[0], height(lines), "(44 more rows)" in lines) == ("Yes.", MOST_LINES, True)
     shown = [line for line in lines if line.startswith("detail ")]
     assert f"({20 - len(shown)} more details)" in lines
-    assert "Next: more." in lines
-    lines = screen(Answer("Yes.", Table("", "", ["workload", "ms"], rows), ["Next: more."]), **ENDS)
+    lines = screen(Answer("Yes.", table, ["Next: more."]), **ENDS)
+    assert lines[1] == "Next: more."
     assert sum(line.startswith("workload ") for line in lines) > 15
     assert height(lines) == MOST_LINES
 
 
-def test_how_sure_what_next_and_the_lines_of_a_long_command_have_room_before_other_details():
-    details = [*(f"detail {number}" for number in range(40)), "Not sure: 1 launch.", "Next: more."]
-    lines = screen(Answer("Yes.", None, details), **ENDS)
-    assert ([line for line in lines if line in details[-2:]], height(lines)) == (details[-2:], MOST_LINES)
+def test_what_limits_how_sure_what_next_and_its_long_command_stand_before_all_else():
+    explained = [f"detail {number}" for number in range(40)]
+    first = ["Limit: x.", "Not sure: 1 launch.", "Next: more:"]
     command = "scaling run " + "x" * 300
-    lines = screen(Answer("Yes.", None, [*["detail"] * 40, "Next: more:"], command), **ENDS)
-    assert f"  {command}" in lines
+    lines = screen(Answer("Yes.", None, first, command, explained=explained), **ENDS)
+    assert lines[:6] == ["Yes.", *first, f"  {command}", ""]
     assert height(lines) == MOST_LINES
 
 

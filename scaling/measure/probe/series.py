@@ -181,10 +181,6 @@ class OneSeries:
     def median_s(self, num_bytes: int) -> float:
         return float(np.median(self.seconds[num_bytes]))
 
-    def quartiles_s(self, num_bytes: int) -> tuple[float, float, float]:
-        low, median, high = np.percentile(self.seconds[num_bytes], [25, 50, 75])
-        return float(low), float(median), float(high)
-
 
 class Series:
     def __init__(self, samples: Iterable[ProbeSample]) -> None:
