@@ -27,8 +27,8 @@ NEARLY_LEAST = 0.1  # at B_crit over it, the steps are above S_min by this part:
 _FREE = ("scaling", "learning_rate", "learning_rate_rule", "base_batch")
 _FAMILY = [one.key for one in with_columns(role=Role.GIVEN | Role.RECIPE) if one.key not in _FREE]
 _TIMED = [one.key for one in with_columns(Shared.TIMED) if one.key in _FAMILY]
-_OTHER_WORKERS = ("world_size", "local_batch", "peer_access")
-_PREDICTED = {one.key: one.default for one in with_columns(role=Role.PREDICTED)}
+_BY_WORKERS = ("world_size", "local_batch", "peer_access")
+_STEP = [one for one in with_columns(role=Role.PREDICTED) if one.key not in _BY_WORKERS]
 _own = itemgetter("global_batch", "world_size", "aggregator", "wire", "sync_every", "outer_update")
 
 
@@ -191,8 +191,8 @@ def _predicted_steps(timed: Sequence[Row], predicted: Sequence[Mapping[str, Any]
     """As timed rows, those of predictions that differ from a timed step in the workers alone."""
 
     def setting(row: Mapping[str, Any]) -> list[Any]:
-        values = [row.get(name) or usual for name, usual in _PREDICTED.items() if name not in _OTHER_WORKERS]
-        return [row["model"], row["dataset"], row["aggregator"], *values]
+        labels = [row[name] for name in ("model", "dataset", "aggregator")]
+        return labels + [row.get(one.key) or one.default for one in _STEP]
 
     sizes, found = {row["world_size"] for row in timed}, []
     for one in predicted:

@@ -59,8 +59,11 @@ def squares_of(epochs: Sequence[Mapping[str, Any] | None]) -> tuple[Squares, ...
     """What was recorded, an item an epoch; nothing where one lacks it."""
     if any(epoch is None for epoch in epochs):
         return ()
-    names = ("small_batch", "big_batch", "small", "big")
-    return tuple(Squares(*(np.asarray(epoch[name]) for name in names)) for epoch in epochs if epoch)
+    return tuple(
+        Squares(one["small_batch"], one["big_batch"], *np.array([one["small"], one["big"]], float))
+        for one in epochs
+        if one
+    )
 
 
 def noise_scale(windows: Sequence[Sequence[Squares]]) -> NoiseScale | None:

@@ -120,30 +120,26 @@ def recommend(
                 f"{directory} has no training with a target: {objective} takes a part of kind convergence "
                 "with target_accuracy or target_bits_per_byte, at three batches, and one of kind iteration"
             )
-        said = [plan_as_dict(plan, quantity) for plan in plans] if as_json else []
-        texts = [] if as_json else [plan_lines(plan, quantity) for plan in plans]
-        typer.echo(json.dumps(said, indent=1) if as_json else "\n".join(texts))
+        if as_json:
+            typer.echo(json.dumps([plan_as_dict(plan, quantity) for plan in plans], indent=1))
+        else:
+            typer.echo("\n".join(plan_lines(plan, quantity) for plan in plans))
         if not all(plan.least(quantity) for plan in plans):
             raise typer.Exit(3)
         return
-    recommendations = find(study.table, study.cells, objective, study.num_cores, most_bytes, known)
-    if not recommendations:
+    answers = find(study.table, study.cells, objective, study.num_cores, most_bytes, known)
+    if not answers:
         raise ScalingError(
             f"{directory} has no cell that tells of {objective}: time, efficiency, gpu-hours, energy and "
             "memory need a part of kind iteration, time-to-accuracy one of kind convergence with "
-            "target_accuracy; "
-            f"`scaling report {directory}` shows what it has"
+            f"target_accuracy; `scaling report {directory}` shows what it has"
         )
     if as_json:
-        typer.echo(
-            json.dumps(
-                [recommendation_as_dict(recommendation) for recommendation in recommendations], indent=1
-            )
-        )
+        typer.echo(json.dumps([recommendation_as_dict(answer) for answer in answers], indent=1))
     else:
-        if objective == "time" and most_bytes is None and (answer := study_answer(folder, study, known)):
-            typer.echo("\n".join([*folded_answer(answer), ""]))
-        for recommendation in recommendations:
-            typer.echo("\n".join(lines_of(recommendation)))
-    if any(recommendation.state == "undecided" for recommendation in recommendations):
+        if objective == "time" and most_bytes is None and (first := study_answer(folder, study, known)):
+            typer.echo("\n".join([*folded_answer(first), ""]))
+        for answer in answers:
+            typer.echo("\n".join(lines_of(answer)))
+    if any(answer.state == "undecided" for answer in answers):
         raise typer.Exit(3)
