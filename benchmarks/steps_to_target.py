@@ -50,13 +50,13 @@ CELL = ["model", "optimizer", *TARGETS, "global_batch", "learning_rate", "seed"]
 
 
 def gathered(folders: list[Path]) -> pd.DataFrame:
-    """The epochs of the folders' trainings, ordered."""
+    """The epochs of the folders' trainings of one worker, ordered."""
     parts = []
     for folder in folders:
         loaded = scaling.load(folder)
-        epochs = loaded.samples.drop(columns="learning_rate", errors="ignore").merge(
-            loaded.cells[["cell_id", *CELL]], on="cell_id"
-        )
+        samples, cells = loaded.samples.drop(columns="learning_rate", errors="ignore"), loaded.cells
+        alone = cells.loc[(cells.kind == "convergence") & (cells.world_size == 1), ["cell_id", *CELL]]
+        epochs = samples.merge(alone, on="cell_id")
         epochs["steps"] = (epochs["samples"] / epochs["global_batch"]).round().astype(int)
         parts.append(epochs[[*CELL, "epoch", "steps", "test_accuracy", "test_loss", "train_s"]])
     return pd.concat(parts).sort_values([*CELL, "epoch"])
@@ -241,6 +241,10 @@ def main() -> None:
     elif arguments.times:
         timed, trainings = read_times(arguments.times)
         folded = folds(epochs, timed, trainings)
+        if folded.empty:
+            parser.error(
+                f"no fold: {arguments.times} timed no workload of four batches of {arguments.epochs}"
+            )
         trained = against_trainings(epochs, timed, trainings)
         print(
             folded.to_string(index=False), trained.to_string(index=False), *said(folded, trained), sep="\n\n"
