@@ -41,7 +41,7 @@ LIMITS = {
 
 FIRST = ("Limit: ", "Sure", "Not sure", "Next: ")
 """How lines begin that say what limits, how sure, what next: they stand before the table."""
-LATER = ("launch_set_aside", "unfinished")  # cautions that stand below the table
+LATER = ("launch_set_aside", "several_hosts", "unfinished")  # cautions that stand below the table
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def _found(extras: Extras, sentences: Sequence[Sentence]) -> Answer:
     said = [one.text for one in sentences if one.kind not in IN_ANSWERS]
     question, mark, _ = asked.sentence.partition("?")  # what answers it at length is no detail
     explained = [text for text in said if not mark or text.partition("?")[0] != question]
-    details = ["Limit and speed: unknown (no timed step)."] if extras.answers else []
+    details = ["Limit and speed of a step: unknown (none was timed)."] if extras.answers else []
     if extras.command:
         details.append("Next: train with three seeds, to see how much is chance:")
     return replace(asked, details=details, command=extras.command, explained=explained)

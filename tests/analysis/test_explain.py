@@ -92,7 +92,7 @@ def test_small_batch_leaves_the_gpu_idle(timed):
     work = spans(forward=4, backward=5.5)
     found = first(timed, timed.add(steps(9.5), spans=work, aggregator="ring", world_size=4, **gpu))
     assert found.kind == "small_batch"
-    said = "a batch of 32 underuses a GPU: 4 times the batch takes only 1.1 times as long"
+    said = "a batch of 32 underuses a GPU; 4 times the batch takes only 1.1 times as long"
     assert text_of(found) == f"{said} (profiled forward + backward: 9.50 and 10.0 ms)"
     then = "use a larger global batch (check the accuracy): 128 per GPU; or try step=captured"
     assert next_experiment(found) == then
