@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.simulate import simulate
@@ -71,7 +73,7 @@ def compare(topology: Topology, samples: list[ProbeSample]) -> Iterator[Comparis
                     continue
                 steps = schedule(len(captured.example.ranks))
                 predicted_s = simulate(steps, topology, size, peer_access=launch == "default").seconds
-                low_s, median_s, high_s = captured.quartiles_s(size)
+                low_s, median_s, high_s = map(float, np.percentile(captured.seconds[size], [25, 50, 75]))
                 yield Comparison(operation, launch, size, median_s, low_s, high_s, predicted_s)
 
 

@@ -167,11 +167,8 @@ def learning_plans(
     max_memory_bytes: float = math.inf,
     predicted: Sequence[Mapping[str, Any]] = (),
 ) -> list[LearningPlan]:
-    """One plan for each target of exact trainings, in the summary's order.
-
-    Args:
-        predicted: rows of `scaling predict --json`, for numbers of workers whose step was not timed.
-    """
+    """One plan for each target of exact trainings, in the summary's order. `predicted`: rows of `scaling
+    predict --json`, for numbers of workers whose step was not timed."""
     usable = [row for row in rows if not columns.has_no_model(row) and columns.is_unchanged(row)]
     usable = [row for row in usable if not columns.is_aa_replicate(row)]
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
