@@ -44,7 +44,7 @@ def main() -> None:
         low_s, *_, high_s = sorted(walls_s)
         print(
             f"{name:28} {sorted(walls_s)[RUNS // 2]:8.2f} {low_s:8.2f} {high_s:8.2f} "
-            f"{len(simulation.step_seconds):8} {simulation.num_priced_steps:8}",
+            f"{len(simulation.step_seconds):8} {len(simulation.prices):8}",
             flush=True,
         )
     print(f"peak of memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000:.0f} MB")
