@@ -31,7 +31,7 @@ QUESTIONS = {
     "What would 8 GPUs give?": "predict {}fcn-r-4xh200/study.yaml aggregators=[all_reduce] peer_access=true "
     "--topology hgx-h200 --world-sizes 8 --from {}fcn-r-4xh200",
     "PCIe or NVLink?": "explain {}fcn-r-4xh200 all_reduce@4",
-    "Is a rank slow?": "explain {}planted-faults-4xh200 slow_rank@4",
+    "Is a rank or a node slow?": "explain {}planted-faults-4xh200 slow_rank@4",
     "What is cheapest?": "recommend {}fcn-r-4xh200 --objective gpu-hours",
 }
 """Question -> command, {} for the folder of committed results."""
