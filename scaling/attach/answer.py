@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from scaling.analysis.cautions import LONG_STEPS
 from scaling.analysis.findings import Finding
 from scaling.attach import facts, findings
 from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS, Arm
@@ -204,5 +205,5 @@ def _few_steps(measured: Measured) -> Iterator[str]:
 
 
 def _long_steps_seen(measured: Measured) -> bool:
-    """Whether in every unchanged run they add more than the spread and 5%."""
-    return measured.long_steps_found()[0] > max(measured.spread_ratio or 0.0, 0.05)
+    """Whether in every unchanged run they add more than the spread, and than a study tells."""
+    return measured.long_steps_found()[0] > max(measured.spread_ratio or 0.0, LONG_STEPS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from scaling.analysis.decisions import TIE_RATIO
 from scaling.attach.findings import LEAST
 from scaling.attach.inside.arms import ALL, ARMS, BUCKETS, SAFE, Arm, order_of
 from scaling.attach.inside.settings import threads_that_fit
@@ -27,9 +28,6 @@ def apart(arms: Sequence[str], launch: int, seed: int) -> list[str]:
     if not launch:
         drawn.sort(key=lambda arm: (arm != "baseline", arm != "no_exchange"))
     return drawn
-
-
-WORTH = 0.03  # of a step: if the exchange takes less, compressing it is not tried
 
 
 def why_skipped(arm: str, measured: Measured) -> str | None:
@@ -88,7 +86,7 @@ def _no_input(_: Arm, measured: Measured) -> str | None:
 RULES: dict[str, tuple[str, Callable[[Arm, Measured], str | bool | None]]] = {
     # What a row names: when an arm is not run, and whether it is so; its reason where that is another one.
     "no_gpu": ("there is no GPU", lambda _, measured: measured.device != "cuda"),
-    "no_gain": ("a step without any exchange is hardly shorter", lambda _, of: _hardly_shorter(of, WORTH)),
+    "no_gain": ("a step without exchange is hardly shorter", lambda _, of: _hardly_shorter(of, TIE_RATIO)),
     "no_own_hook": ("the script has no communication hook of its own",
                     lambda _, measured: not measured.ranks[0].get("script_hook")),
     "is_without": ("none of it is on",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from scaling.analysis.explain_limits import AVOIDABLE_SHARE
 from scaling.analysis.findings import Finding
 from scaling.attach import facts
 from scaling.attach.inside.arms import ARMS, BUCKETS, PROCESS
@@ -15,9 +16,10 @@ from scaling.attach.measured import Measured, Saved
 from scaling.attach.ranks import SlowRank, batch_elements, shares, slow_rank, unevenness
 from scaling.attach.trace import Traced
 
-LEAST = 0.10  # of a step: less is no finding
-# Of what no arm takes away: every script has some of it, and only a part can be avoided.
-LEAST_UNPAIRED = {"before_backward": 0.60, "gradients": 0.30, "optimizer": 0.30, "rest": 0.30, "idle": 0.20}
+LEAST = AVOIDABLE_SHARE  # of a step: less is no finding
+# Of what no arm takes away: every script has some of it, and only a part can be avoided. More than in a
+# study, which knows what it runs: nothing here tells work from what can be avoided.
+LEAST_UNPAIRED = {"before_backward": 0.6, "gradients": 0.3, "optimizer": 0.3, "rest": 0.3, "idle": 0.2}
 WAITED_FOR = ("input", "rest")  # findings in which a GPU is idle, and not for want of launched kernels
 OFTEN_STEPS = 1.5  # what is done once in so many steps is a part of the usual one
 MOSTLY_INPUT = 0.4  # of what long steps add: so much in their input is said

@@ -90,12 +90,9 @@ def run_arm(
     Files from before `began_s` (seconds since the epoch; None: now) stay as they are."""
     more: dict[str, str] = {}
     if row_of(arm).is_alone:
-        if (changed := one_worker(command)) is not None:
-            command = changed
-        elif device == "cuda":
+        command = one_worker(command) or command
+        if device == "cuda":
             more["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        else:
-            return Run(arm, reason="the command does not say how many workers there are")
         if any(word.endswith(("torchrun", "torch.distributed.run")) for word in command):
             more["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # as it sets it for several
     out.mkdir(parents=True)

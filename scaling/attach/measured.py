@@ -26,7 +26,7 @@ PHASES = (  # a phase and the word for it in a sentence
 )
 LONG = 2.0  # times the usual step: what takes longer is in no block
 LEAST_ROUNDS = 2  # in each half of a launch, for ranks to be compared in both
-AGREE = 0.02  # of a step: launches that differ by less agree
+AGREE = 0.02  # of a step: launches that differ by less agree; a third of them costs less than a wrong tie
 BEFORE = "time before backward"  # of a phase that is more than the forward pass
 Key = tuple[int, int]  # a launch and a round in it: one where each arm is a process of its own
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from scaling.attach.measured import Measured
 
-LEAST_SLOWER = 0.02  # of a step: a rank that is less slow is not named
+LEAST_SLOWER = 0.02  # of a step: a rank that is less slow is not named; less than ties, for all wait for it
 MOST_VARIATION = 2.0  # upper to lower quartile of a rank's steps without exchange
 
 

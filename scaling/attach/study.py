@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scaling.attach.answer import answer, first_lines
 from scaling.attach.arms import apart, switchable, why_skipped
-from scaling.attach.files import files_below, say_files
+from scaling.attach.files import say_files
 from scaling.attach.findings import findings, to_confirm
 from scaling.attach.inside.arms import ARMS, LATER, NO_SWITCH, PROCESS, TRACED_STEPS, row_of
 from scaling.attach.launch import Blocks, Run, run_arm, start_and_wait
@@ -64,7 +64,7 @@ def attach(plan: AttachPlan, out: Path, say: Callable[[str], None]) -> tuple[lis
     session, cwd, code = _Session(plan, folder, out, say), Path.cwd(), 0
     measured = session.measured
     (out / "launches").mkdir()
-    before = files_below(cwd, out)
+    began_s = time.time() - 0.01  # file systems have coarse clocks
     signal.signal(signal.SIGTERM, _terminate)  # or the script would go on without us
     try:
         session.run()
@@ -78,7 +78,7 @@ def attach(plan: AttachPlan, out: Path, say: Callable[[str], None]) -> tuple[lis
         (out / "launches" / FINISHED).touch()
     lines = answer(measured, session.traced)
     ranks = [rank for ranks in measured.facts.values() for rank in ranks]
-    say_files(ranks, out, cwd, before, files_below(cwd, out), say)
+    say_files(ranks, out, cwd, began_s, say)
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
     found = findings(measured, session.traced)

@@ -251,13 +251,17 @@ def test_rounds_go_on_until_an_epoch_has_ended(tmp_path):
     assert "stop" in [rounds.next(made, 1, [0.0, 0.1], 0)[0] for made in range(100, 120)]
 
 
-def test_launches_draw_other_samples(agent, monkeypatch):
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_launches_draw_other_samples(agent, monkeypatch, is_plain):
     sampler = changes.DistributedSampler
     monkeypatch.setattr(sampler, "__init__", sampler.__init__)  # as before after this
+    monkeypatch.setattr(changes.RandomSampler, "__iter__", changes.RandomSampler.__iter__)
     changes._draw_other_samples(agent)
     drawn = []
     for agent.seed in (0, 1000, 0):
-        drawn.append(list(sampler(range(64), num_replicas=2, rank=0)))
+        torch.manual_seed(5)  # as scripts do
+        loader = torch.utils.data.DataLoader(range(64), shuffle=True)
+        drawn.append(list(loader.sampler if is_plain else sampler(range(64), num_replicas=2, rank=0)))
     assert drawn[0] == drawn[2] != drawn[1]
 
 

@@ -240,8 +240,10 @@ def test_without_exchange_parameters_are_not_sent_either(tmp_path):
 
 
 def test_one_worker_has_one_rank(tmp_path):
-    run = run_as("one_worker", tmp_path, "plain.py", command=TORCHRUN)
-    assert [rank["world_size"] for rank in run.ranks] == [1]
+    for out, script, command in (("a", "plain.py", TORCHRUN), ("b", "imagenet.py", [sys.executable])):
+        words = [f"--port={free_port()}"] if out == "b" else []
+        run = run_as("one_worker", tmp_path, script, *words, command=command, out=out)
+        assert [rank["world_size"] for rank in run.ranks] == [1]
 
 
 STANDS = f"import time\ntime.sleep({LIMIT_S})\n{PLAIN}"  # a quick machine makes 13 steps within any deadline

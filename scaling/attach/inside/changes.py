@@ -12,7 +12,7 @@ import torch.distributed.algorithms.join
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from .agent import Agent
 from .arms import ARMS, NO_SWITCH
@@ -107,6 +107,8 @@ BROADCAST_BYTES = 250 * 2**20
 
 def change(agent: Agent) -> None:
     _watch_models(agent)
+    if agent.arm.is_alone:
+        _start_one()
     if agent.arm.is_bare:
         return
     watch_anomalies()
@@ -116,6 +118,19 @@ def change(agent: Agent) -> None:
     if any(ARMS[name].is_cached for name in agent.plan.arms):
         cache_input(agent)
     agent.when_exchanging.append(lambda: _exchange_or_not(agent))
+
+
+def _start_one() -> None:
+    """Of a script that starts its ranks itself, where no option of its command says how many."""
+    around(sys.modules["torch.multiprocessing.spawn"], "start_processes")(
+        lambda start, fn, args=(), nprocs=1, *more, **named: start(fn, args, 1, *more, **named)
+    )
+
+    @around(dist, "init_process_group")
+    def _(begin: Any, *arguments: Any, **named: Any) -> None:
+        if "world_size" in named:
+            named |= {"world_size": 1, "rank": 0}
+        begin(*arguments, **named)
 
 
 def _watch_models(agent: Agent) -> None:
@@ -214,3 +229,10 @@ def _draw_other_samples(agent: Agent) -> None:
     def _(begin: Any, self: Any, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         self.seed += agent.seed
+
+    @around(RandomSampler, "__iter__")
+    def _(draw: Any, self: Any) -> Any:
+        if agent.seed:  # else as the script draws
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator)) // 2
+            self.generator = torch.Generator().manual_seed(seed + agent.seed)
+        return draw(self)
