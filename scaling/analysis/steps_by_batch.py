@@ -73,6 +73,8 @@ class StepsFit:
     quantile: float  # of Student's t
     new_variance: float  # of the log steps of one more training: its seed, evaluation and lack of fit
     misfit: float  # the part of it that is lack of fit
+    own: Mapping[int, tuple[float, float]]
+    """Batch -> the mean of its trainings' log steps, and that mean's variance; none of one seed each."""
 
     @cached_property
     def _inside(self) -> NDArray[np.bool_]:
@@ -81,14 +83,14 @@ class StepsFit:
     def _best(self, values: Floats) -> float:
         return float(values[np.argmin(self.squares)])
 
-    def _range(self, values: Floats) -> Fitted:
-        """Of log S_min + values, over all curves that are allowed."""
-        slack = np.sqrt((self.quantile**2 - self.squares[self._inside]) / self.weight)
-        logs = self.log_least + values
+    def _range(self, values: Floats, slope: float = 1.0) -> Fitted:
+        """Of slope log S_min + values, over all curves that are allowed."""
+        slack = abs(slope) * np.sqrt((self.quantile**2 - self.squares[self._inside]) / self.weight)
+        logs = slope * self.log_least + values
         inside = logs[self._inside]
         return Fitted(self._best(logs), float((inside - slack).min()), float((inside + slack).max()))
 
-    def _shape(self, batch: float) -> Floats:
+    def _shape(self, batch: int) -> Floats:
         return np.log1p(np.exp(self.log_critical) / batch)
 
     @property
@@ -105,16 +107,28 @@ class StepsFit:
         found = widened(self._range(np.zeros_like(self.squares)))
         return found._replace(low=0.0) if self._inside[-1] else found
 
-    def steps(self, batch: float) -> Fitted:
-        """Of one more training at that batch, trained or not."""
-        return widened(self._range(self._shape(batch)), self.quantile * math.sqrt(self.new_variance))
+    def _known(self, batch: int) -> tuple[float, Floats, float]:
+        """Of the batch's log steps a + b log S_min: b, a of each curve, and the variance of lack of fit left.
 
-    def log_ratio(self, first: float, second: float) -> Fitted:
+        A trained batch is as far off each curve as its own trainings say, weighted by both variances.
+        """
+        mean, variance = self.own.get(batch, (0.0, math.inf))
+        share = self.misfit / (self.misfit + variance)
+        left = self.misfit * (1 - share)
+        return 1 - share, share * mean + (1 - share) * self._shape(batch), left
+
+    def steps(self, batch: int) -> Fitted:
+        """Of one more training at that batch, trained or not."""
+        slope, values, left = self._known(batch)
+        half = self.quantile * math.sqrt(self.new_variance - self.misfit + left)
+        return widened(self._range(values, slope), half)
+
+    def log_ratio(self, first: int, second: int) -> Fitted:
         """The logarithm of S(second) / S(first), whose curve is the same."""
-        shapes = self._shape(second) - self._shape(first)
-        allowed = shapes[self._inside]
-        half = 0.0 if first == second else self.quantile * math.sqrt(2 * self.misfit)
-        return Fitted(self._best(shapes), float(allowed.min()) - half, float(allowed.max()) + half)
+        (slope, values, left), (other, others, of_other) = self._known(first), self._known(second)
+        found = self._range(others - values, other - slope)
+        half = 0.0 if first == second else self.quantile * math.sqrt(left + of_other)
+        return Fitted(found.value, found.low - half, found.high + half)
 
 
 def fit_steps(trained: Sequence[BatchSteps]) -> StepsFit | None:
@@ -145,7 +159,17 @@ def fit_steps(trained: Sequence[BatchSteps]) -> StepsFit | None:
     squares, least, weight = curves(misfit)
     quantile = float(t_quantile(of_batches, (1 + CONFIDENCE) / 2))
     new_variance = seeds + float(evaluation.mean()) + misfit
-    return StepsFit(log_critical, least, squares - squares.min(), weight, quantile, new_variance, misfit)
+    own = dict(zip((one.batch for one in trained), zip(logs, variances, strict=True), strict=True))
+    return StepsFit(
+        log_critical,
+        least,
+        squares - squares.min(),
+        weight,
+        quantile,
+        new_variance,
+        misfit,
+        own if of_seeds else {},
+    )
 
 
 def steps_to_target(training: TrainingSamples, cell: Mapping[str, Any]) -> Reached | None:
@@ -181,11 +205,18 @@ def _rate(row: Row) -> float:
 
 def trained_at_best(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> BatchSteps | None:
     """Of the trainings at one batch those of the best rate; None where one fails or misses at each rate."""
-    by_rate, reached = by_key(rows, _rate), {}
+    by_rate = by_key(rows, _rate)
+    reached: dict[float, list[Reached | None]] = {}
     for rate, same in by_rate.items():
-        runs = [cells[row["cell_id"]] for row in same]
-        reached[rate] = [steps_to_target(training, run.cell) for run in runs for training in run.trainings]
-        reached[rate] += [None for row in same if row["state"] == "failed"]
+        reached[rate] = [None for row in same if row["state"] == "failed"]
+        # A seed on several numbers of workers, or repeated, is one training as far as its steps go.
+        for of_seed in by_key(same, lambda row: row["seed"]).values():
+            runs = [cells[row["cell_id"]] for row in of_seed]
+            steps = [steps_to_target(training, run.cell) for run in runs for training in run.trainings]
+            if None in steps:
+                reached[rate].append(None)
+            elif steps:
+                reached[rate].append(tuple(np.mean(np.array(steps, float), axis=0)))
     best = best_rate(rows[0]["global_batch"], reached)
     return best and replace(best, rows=tuple(by_rate[best.rate]))
 

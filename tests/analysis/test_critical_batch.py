@@ -147,6 +147,20 @@ def test_batches_that_are_off_the_curve_widen_the_intervals():
     assert on.misfit < 1e-9 < 0.01 < off.misfit
     assert off.steps(256).high / off.steps(256).low > 3 * on.steps(256).high / on.steps(256).low
     assert off.critical.high > on.critical.high
+    # A trained batch is where its own trainings put it, also beside another.
+    own = off.steps(128)
+    assert own.value == pytest.approx(1.3 * true_steps(128), rel=0.01)
+    assert own.high / own.low < 1.2 < off.steps(256).high / off.steps(256).low
+    ratio = off.log_ratio(128, 512)
+    assert ratio.value == pytest.approx(math.log(0.75 / 1.3 * true_steps(512) / true_steps(128)), abs=0.01)
+    assert ratio.low < ratio.value < ratio.high < 0
+
+
+def test_one_seed_on_several_numbers_of_workers_is_one_training(trained, plans):
+    for size, factor in ((1, 0.98), (2, 1.02)):
+        trained(BATCHES, factors=(factor,), world_size=size)
+    (plan,) = plans()
+    assert plan.trained[0].steps == pytest.approx([true_steps(32)])
 
 
 def test_batches_without_a_plateau_leave_the_critical_batch_open_which_is_no_number_then(trained, plans):
