@@ -65,6 +65,7 @@ class Check(Strict):
     of: Cells | Simulated
     over: Cells | Simulated | None = None
     gain: bool = False
+    each: str = ""  # column, as `seed`: one value for each of its values that both folders' cells have
     least: Number | None = None
     most: Number | None = None
     assuming: str = ""
@@ -76,6 +77,8 @@ class Check(Strict):
             raise ValueError("needs least or most: without a bound it always holds")
         if self.gain and self.over is None:
             raise ValueError("gain is what `of` saves of `over`: name that too")
+        if self.each and not (isinstance(self.of, Cells) and isinstance(self.over, Cells)):
+            raise ValueError("each pairs cells of `of` with those of `over`: both must be cells of a folder")
         return self
 
 
@@ -121,9 +124,11 @@ def checked(claim: Claim, folder: Path) -> Checked:
     """A claim's verdict, with folders relative to `folder`. Raises StudyError: a check names no one cell."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for check in claim.checks:
-        value = _value(check, folder)
-        holds = (check.least is None or check.least <= value) and (check.most is None or value <= check.most)
-        text = f"{check.text} {_shown(value, check)} ({_range(check)}{_taken(check)})".strip()
+        values, of_each = _values(check, folder)
+        low, high = min(values), max(values)
+        holds = (check.least is None or check.least <= low) and (check.most is None or high <= check.most)
+        shown = " to ".join(dict.fromkeys((_shown(low, check), _shown(high, check))))
+        text = f"{check.text} {shown} ({_range(check)}{_taken(check)}{of_each})".strip()
         machines = [at.machine for at in (check.of, check.over) if isinstance(at, Simulated)]
         assumption = ", ".join([*([check.assuming] if check.assuming else []), *dict.fromkeys(machines)])
         found.setdefault(assumption, []).append((text, holds))
@@ -138,7 +143,11 @@ def checked(claim: Claim, folder: Path) -> Checked:
 
 
 def _shown(value: float, check: Check) -> str:
-    return f"{value:.3g}" if not check.gain else f"{value:.1%}"
+    if check.gain:
+        return f"{value:.1%}"
+    bounds = [bound for bound in (check.least, check.most) if bound not in (None, value)]
+    as_bound = any(f"{value:.3g}" == f"{bound:.3g}" for bound in bounds)
+    return f"{value:.4g}" if as_bound else f"{value:.3g}"
 
 
 def _range(check: Check) -> str:
@@ -154,6 +163,23 @@ def _taken(check: Check) -> str:
     return f"; of several cells the {' over the '.join(map(str, taken))}" if taken else ""
 
 
+def _values(check: Check, folder: Path) -> tuple[list[float], str]:
+    """The check's values, and of what they are where there is one for each of several pairs of cells."""
+    if not (check.each and isinstance(check.of, Cells) and isinstance(check.over, Cells)):
+        return [_value(check, folder)], ""
+    of, over = ({row.get(check.each) for row in _fitting(at, folder)} for at in (check.of, check.over))
+    both = sorted(filter(None, of & over))
+    if not both:
+        raise StudyError(f"{check.of.folder}: no {check.each} has cells of both `of` and `over`")
+
+    def only(at: Cells, value: str) -> Cells:
+        return at.model_copy(update={"where": {**at.where, check.each: value}})
+
+    pairs = [{"of": only(check.of, value), "over": only(check.over, value)} for value in both]
+    values = [_value(check.model_copy(update=pair), folder) for pair in pairs]
+    return values, f"; {check.each} {', '.join(both)}"
+
+
 def _value(check: Check, folder: Path) -> float:
     value, *over = (
         simulated_s(at) if isinstance(at, Simulated) else _of_cell(at, folder)
@@ -165,9 +191,13 @@ def _value(check: Check, folder: Path) -> float:
     return 1 - value if check.gain else value
 
 
-def _of_cell(cells: Cells, folder: Path) -> float:
+def _fitting(cells: Cells, folder: Path) -> list[dict[str, str]]:
     rows = csv.DictReader(io.StringIO(read_text(folder / cells.folder / "summary.csv")))
-    fitting = [row for row in rows if all(_is(row.get(name), value) for name, value in cells.where.items())]
+    return [row for row in rows if all(_is(row.get(name), value) for name, value in cells.where.items())]
+
+
+def _of_cell(cells: Cells, folder: Path) -> float:
+    fitting = _fitting(cells, folder)
     name = f"{cells.folder}: {cells.column} where {cells.where}"
     lacking = [row["cell_id"] for row in fitting if not row.get(cells.column)]
     if not fitting or lacking:
