@@ -1,10 +1,11 @@
 """What looking at gradients for the noise scale costs a training, as a part of its steps.
 
-python benchmarks/noise_scale_cost.py [--ranks 2] [--steps 400] [--adam]
+python benchmarks/noise_scale_cost.py [--ranks 2] [--steps 400] [--adam] [--captured]
 
 Steps with the look and without take turns, so that both see the same machine; of each the median counts, of
 the rank that took more. The cost is their difference, spread over the steps from one look to the next. In
-seconds of the processor, which other programs do not lengthen; over Gloo, with one thread a rank.
+seconds of the processor, which other programs do not lengthen; over Gloo, with one thread a rank. With
+`--captured` one rank's captured step on a GPU, by the clock, whose looks are taken without its graph.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import torch.multiprocessing
 
 from scaling.aggregators.registry import create
 from scaling.process_group import TorchGroup
+from scaling.training.captured import CapturedStep
 from scaling.training.gradients import AS_THEY_ARE
 from scaling.training.noise_probe import NoiseProbe
 from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
-from scaling.training.step import EagerStep
+from scaling.training.step import EagerStep, TrainingStep
 from scaling.workloads.base import DataShape
 from scaling.workloads.registry import build_module, create_model
 
@@ -34,6 +36,13 @@ CASES = [("mlp", {"hidden": [512, 512]}, 64), ("mlp", {"hidden": [512, 512]}, 51
 """Model, its parameters, and the local batch."""
 
 MNIST = DataShape((1, 28, 28), 10)
+
+
+def now(is_cuda: bool) -> float:
+    if not is_cuda:
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def measured(
@@ -49,18 +58,22 @@ def measured(
         create(name),
         AdamSettings(1e-3, decoupled=True) if given.adam else SgdSettings(1e-3),
     )
-    step = EagerStep(
-        FlatReplica(build_module(create_model(model, parameters), MNIST)), aggregator, settings, group
-    )
+    device = torch.device("cuda" if given.captured else "cpu")
+    replica = FlatReplica(build_module(create_model(model, parameters), MNIST).to(device))
+    step: TrainingStep = EagerStep(replica, aggregator, settings, group, capturable=given.captured)
+    if given.captured:
+        example = torch.randn(batch, *MNIST.input_shape, device=device)
+        step = CapturedStep(step, example, torch.randint(10, (batch,), device=device), group)
     probe = NoiseProbe(step, aggregator, AS_THEY_ARE, group, batch)
     times: dict[bool, list[float]] = {False: [], True: []}
     for index in range(WARMUP + given.steps):
         is_looked = bool(index % 2)
-        inputs, targets = torch.randn(batch, *MNIST.input_shape), torch.randint(10, (batch,))
+        inputs = torch.randn(batch, *MNIST.input_shape, device=device)
+        targets = torch.randint(10, (batch,), device=device)
         group.barrier()
-        start = time.process_time()
+        start = now(given.captured)
         probe.take(probe.stride // 2 if is_looked else 0, 0, inputs, targets)
-        times[is_looked].append(group.largest(time.process_time() - start))
+        times[is_looked].append(group.largest(now(given.captured) - start))
     probe.finish_epoch()
     plain_s, looked_s = (statistics.median(taken[WARMUP // 2 :]) for taken in times.values())
     cost = round(100 * (looked_s - plain_s) / plain_s / probe.stride, 3)
@@ -91,6 +104,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--port", type=int, default=29_871)
     parser.add_argument("--adam", action="store_true", help="AdamW, of which both forms are looked at")
+    parser.add_argument("--captured", action="store_true", help="captured steps of one rank on a GPU")
     given = parser.parse_args()
+    given.ranks = 1 if given.captured else given.ranks
     processes: Any = torch.multiprocessing
     processes.spawn(rank, (given,), nprocs=given.ranks)
