@@ -3,7 +3,7 @@
     python benchmarks/steps_to_target.py epochs.csv --gather FOLDER...  # writes the CSV
     python benchmarks/steps_to_target.py epochs.csv --without 256,1024  # what the others predict, as JSON
     python benchmarks/steps_to_target.py epochs.csv  # leaves out each batch in turn
-    python benchmarks/steps_to_target.py epochs.csv --times FOLDER  # and seconds, with timed steps
+    python benchmarks/steps_to_target.py epochs.csv... --times FOLDER [--bits 2.5]  # and seconds, with timed steps
 
 A row of the CSV is an epoch of a training. The fit is that of `scaling recommend --objective time-to-target`.
 
@@ -11,6 +11,7 @@ With `--times` a fold is a model and optimizer whose fit lacks one batch, or two
 batch whose step was timed and whose steps are known it takes that of the fewest predicted seconds, the timed
 step times the fit's steps. Its measured seconds are put over the fewest measured ones: of the steps in the
 CSV times the timed step, and once more of the trainings in the folder, timed from start to target.
+Batches that reach the target within their first epoch, where it is not evaluated, have no measured steps.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from scaling.analysis.summary import read_study
 from scaling.store import Snapshot
 
 NEAR = 1.1  # a choice of at most so many times the fewest seconds is good
+ONE_EPOCH = 1 / 12  # the variance of the logarithm of steps that are one epoch; fewer have more
 Place = tuple[int, int]  # workers, batch
 TARGETS = ["target_accuracy", "target_bits_per_byte"]
 CELL = ["model", "optimizer", *TARGETS, "global_batch", "learning_rate", "seed"]
@@ -60,6 +62,14 @@ def gathered(folders: list[Path]) -> pd.DataFrame:
         epochs["steps"] = (epochs["samples"] / epochs["global_batch"]).round().astype(int)
         parts.append(epochs[[*CELL, "epoch", "steps", "test_accuracy", "test_loss", "train_s"]])
     return pd.concat(parts).sort_values([*CELL, "epoch"])
+
+
+def read_epochs(paths: Sequence[Path], bits: float | None = None) -> pd.DataFrame:
+    epochs = pd.concat(map(pd.read_csv, paths))
+    if bits is not None:
+        has_bits = epochs["target_bits_per_byte"].notna()
+        epochs.loc[has_bits, "target_bits_per_byte"] = bits
+    return epochs
 
 
 def batches(epochs: pd.DataFrame) -> dict[int, BatchSteps]:
@@ -129,18 +139,22 @@ def timed_steps(rows: Sequence[Row], lossy: Sequence[str]) -> dict[str, dict[Pla
     return found
 
 
-def read_times(folder: Path) -> tuple[dict[str, dict[Place, Row]], pd.DataFrame]:
-    """The timed steps, and a row a training that reached the target: its steps, and seconds to there."""
+def read_times(folder: Path, bits: float | None = None) -> tuple[dict[str, dict[Place, Row]], pd.DataFrame]:
+    """The timed steps, and a row a training that reached the target: its steps, and seconds to there.
+    `bits` is another target of those that have one in bits a byte."""
     study = read_study(Snapshot(folder))
     rows, cells = to_rows(study.table), {cell.cell_id: cell for cell in study.cells}
     trainings = []
     for row in rows:
         run = cells[row["cell_id"]]
+        has_bits = bits is not None and run.cell.get("target_bits_per_byte") is not None
+        cell = {**run.cell, "target_bits_per_byte": bits} if has_bits else run.cell
         for training in run.trainings:
-            if not (reached := steps_to_target(training, run.cell)):
+            if not (reached := steps_to_target(training, cell)):
                 continue
             stops = [0.0, *np.cumsum(training.steps)]
             seconds = np.interp(reached[0], stops, [0.0, *training.train_s])
+            seconds = seconds if reached[1] <= ONE_EPOCH else math.nan
             own = {name: row[name] for name in ("world_size", "global_batch", "seed")}
             own |= {"workers_per_gpu": row["workers_per_gpu"] or 1, "rate": row["learning_rate"]}
             own |= {"workload": f"{row['model']}, {row['optimizer']}", "steps": reached[0]}
@@ -165,7 +179,8 @@ def folds(
     """One row a workload and one or two batches that its fit lacks."""
     rows = []
     for workload, trained in by_workload(epochs):
-        places = {place: row for place, row in timed.get(workload, {}).items() if place[1] in trained}
+        known = [batch for batch, one in trained.items() if one.evaluation <= ONE_EPOCH]
+        places = {place: row for place, row in timed.get(workload, {}).items() if place[1] in known}
         if not places:
             continue
         own = trainings[(trainings.workload == workload) & trainings.seconds.notna()]
@@ -227,19 +242,20 @@ def said(folded: pd.DataFrame, trained: pd.DataFrame) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("epochs", type=Path)
+    parser.add_argument("epochs", type=Path, nargs="+")
     parser.add_argument("--gather", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--without", type=lambda text: [int(batch) for batch in text.split(",")])
     parser.add_argument("--times", type=Path, metavar="FOLDER")
+    parser.add_argument("--bits", type=float, help="another target of workloads that have one in bits a byte")
     arguments = parser.parse_args()
     if arguments.gather:
-        gathered(arguments.gather).to_csv(arguments.epochs, index=False, float_format="%.6g")
+        gathered(arguments.gather).to_csv(arguments.epochs[0], index=False, float_format="%.6g")
         return
-    epochs = pd.read_csv(arguments.epochs)
+    epochs = read_epochs(arguments.epochs, arguments.bits)
     if arguments.without:
         json.dump(predictions(epochs, arguments.without), sys.stdout, indent=1)
     elif arguments.times:
-        timed, trainings = read_times(arguments.times)
+        timed, trainings = read_times(arguments.times, arguments.bits)
         folded = folds(epochs, timed, trainings)
         if folded.empty:
             parser.error(

@@ -36,6 +36,8 @@ Factors = Mapping[str, Tensor]
 
 STRIDE: dict[Source, int] = {"delivered": 32, "exchanged": 256, "recomputed": 256}
 """Steps from one that is looked at to the next: the mean is delivered; it takes an exchange; or a pass."""
+STRIDE_CAPTURED: dict[Source, int] = {"delivered": 1024, "exchanged": 2048, "recomputed": 2048}
+"""A look runs without the graph, so that it takes up to 20 captured steps (small MLP, H200)."""
 
 HIDDEN_PASSES = 3  # that a step takes where a library hides what it exchanges (`scaling.training.exchanges`)
 FORMS = ("noise", "preconditioned_noise")  # of gradients as they are, and divided
@@ -64,7 +66,7 @@ class NoiseProbe:
         elif sites == {"replica"} and not aggregator.lossy and gradients.wire is None:
             self.source = "delivered"
         self._passes = compute.accumulate if world_size > 1 else max(2, compute.accumulate)
-        self.stride = STRIDE[self.source]
+        self.stride = (STRIDE_CAPTURED if isinstance(step, CapturedStep) else STRIDE)[self.source]
         is_hidden = isinstance(step, OverlappedStep) and aggregator.ddp_path() in ("own", "optimizer")
         if self.source == "delivered" and is_hidden:
             self.stride = HIDDEN_PASSES * STRIDE["recomputed"]

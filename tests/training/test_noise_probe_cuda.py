@@ -46,7 +46,8 @@ def seen_by(workers):
     device = torch.device("cuda", workers.info.rank)
     torch.cuda.set_device(device)
     group, seen = workers.group(device), {}
-    with mock.patch.dict(noise_probe.STRIDE, dict.fromkeys(noise_probe.STRIDE, 1)):
+    each = dict.fromkeys(noise_probe.STRIDE, 1)
+    with mock.patch.dict(noise_probe.STRIDE, each), mock.patch.dict(noise_probe.STRIDE_CAPTURED, each):
         for key in LOOKS:
             kinds = {"looked at": key, "eager": f"eager, {key.split(', ')[1]}"}
             seen[key] = {kind: trained(of, group, device) for kind, of in kinds.items()}
