@@ -3,7 +3,7 @@
     python benchmarks/steps_to_target.py epochs.csv --gather FOLDER...  # writes the CSV
     python benchmarks/steps_to_target.py epochs.csv --without 256,1024  # what the others predict, as JSON
     python benchmarks/steps_to_target.py epochs.csv  # leaves out each batch in turn
-    python benchmarks/steps_to_target.py epochs.csv... --times FOLDER [--bits 2.5]  # and seconds, with timed steps
+    python benchmarks/steps_to_target.py epochs.csv... --times FOLDER   # and seconds, with timed steps
 
 A row of the CSV is an epoch of a training. The fit is that of `scaling recommend --objective time-to-target`.
 
@@ -67,8 +67,8 @@ def gathered(folders: list[Path]) -> pd.DataFrame:
 def read_epochs(paths: Sequence[Path], bits: float | None = None) -> pd.DataFrame:
     epochs = pd.concat(map(pd.read_csv, paths))
     if bits is not None:
-        has_bits = epochs["target_bits_per_byte"].notna()
-        epochs.loc[has_bits, "target_bits_per_byte"] = bits
+        given = epochs["target_bits_per_byte"]
+        epochs["target_bits_per_byte"] = given.where(given.isna(), bits)
     return epochs
 
 
@@ -247,11 +247,13 @@ def main() -> None:
     parser.add_argument("--without", type=lambda text: [int(batch) for batch in text.split(",")])
     parser.add_argument("--times", type=Path, metavar="FOLDER")
     parser.add_argument("--bits", type=float, help="another target of workloads that have one in bits a byte")
+    parser.add_argument("--only", default="", help="workloads with this in their name")
     arguments = parser.parse_args()
     if arguments.gather:
         gathered(arguments.gather).to_csv(arguments.epochs[0], index=False, float_format="%.6g")
         return
     epochs = read_epochs(arguments.epochs, arguments.bits)
+    epochs = epochs[epochs["model"].str.contains(arguments.only, regex=False)]
     if arguments.without:
         json.dump(predictions(epochs, arguments.without), sys.stdout, indent=1)
     elif arguments.times:

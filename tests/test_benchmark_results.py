@@ -333,6 +333,26 @@ def test_each_batch_that_is_left_out_and_the_rules_of_rates_are_as_the_text_says
     assert (len(rules), shown) == (5, {"alexnet-r, sgd": "sqrt", "gpt(size=nano), adamw": "fixed"})
 
 
+def test_choices_of_workers_and_batch_and_their_seconds_are_as_the_table_says():
+    folder, program = RESULTS / "steps-to-target", loaded(BENCHMARKS / "steps_to_target.py")
+    of = {"AlexNet-R": ("cifar", "epochs"), "MLP": ("mnist", "epochs mlp-seeds"), "GPT": ("mnist", "gpt")}
+    lines = tables()["steps-to-target/gpt.csv"][1:]
+    assert len(lines) == 4
+    for name, *cells in lines:
+        data, files = of[name.replace(",", "").split()[0]]
+        bits = 2.7 if "2.7" in name else None
+        epochs = program.read_epochs([folder / f"{file}.csv" for file in files.split()], bits)
+        epochs = epochs[epochs.model.str.startswith(name[:3].lower())]
+        timed, own = program.read_times(BENCHMARKS.parent / f"results/reference/learning-{data}-2xh200", bits)
+        folded = program.folds(epochs, timed, own)
+        near = (folded.over_best <= program.NEAR).groupby(folded.left_out.map(len))
+        assert cells[:2] == [f"{some.sum()} of {len(some)}" for _, some in near]
+        trained = program.against_trainings(epochs, timed, own).dropna(subset="error")
+        by_size = [some for _, some in trained.groupby("world_size")]
+        assert cells[2] == ", ".join(f"{some.error.abs().median():.1%}" for some in by_size)
+        assert cells[3] == ", ".join(f"{some.inside.sum()} of {len(some)}" for some in by_size)
+
+
 @pytest.mark.parametrize("path", sorted((RESULTS / "gpu-tests").glob("*.xml")), ids=lambda path: path.stem)
 def test_tests_of_gpus_say_where_they_ran_and_nothing_was_left_out_that_could_run(path):
     (suite,) = ElementTree.parse(path).getroot()
