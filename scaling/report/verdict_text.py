@@ -134,7 +134,9 @@ def next_of(path: Path, number: int) -> NextRun:
 
 def asked(answers: Sequence[Finding], question: str) -> list[Finding]:
     """The answers of a study with that question: one worker is missed only where it is asked for."""
-    if question in ("speedup", "time_to_target"):
+    if question == "time_to_target":
+        return sorted(answers, key=lambda one: "iteration_s" in one.values)  # trainings first
+    if question == "speedup":
         return list(answers)
     return [replace(one, values={**one.values, "lacks_one_worker": False}) for one in answers]
 

@@ -213,4 +213,4 @@ def test_memory_is_said_with_its_time_and_of_ties_the_fastest_and_pages_begin_wi
 def test_study_without_such_settings_is_answered_by_its_verdict(study):
     add(study, "none", 1, 1.0)
     assert answers_to("memory", *table_of(study)) == []
-    assert write_report(study.folder).answer[0].startswith("Only 1 worker was measured")
+    assert write_report(study.folder).answer[0].startswith("On 1 worker (no other number was measured): ")
