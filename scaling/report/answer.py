@@ -34,6 +34,7 @@ LIMITS = {
     "open_time": "other",
     "oversubscribed": "too few cores",
     "periodic": "periodic stalls",
+    "shared_gpu": "shared GPU",
     "tiny_buckets": "small buckets",
     "update": "optimizer",
 }

@@ -105,7 +105,7 @@ def _summary(group: CellGroup) -> str:
     best_row = best_of_rows(group.rows)
     if best_row is None:
         return ""
-    shown = best_row["speedup"] is not None
+    shown = best_row["speedup"] is not None and best_row["world_size"] > 1
     speedup = f", speedup {ratio(best_row['speedup'])}{of_speedup(best_row)}" if shown else ""
     return (
         f"{group.name(best_row) if best_row['world_size'] > 1 else 'best'} on {workers_of(best_row)}: "

@@ -350,8 +350,8 @@ def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
 
 
 BY_WORKERS = (
-    "Seconds of training, without evaluation: time of a timed step x steps fitted to trainings at {batches} "
-    "batches, a line a batch. Bars: 95% intervals. Green: none is better in time and in {unit} hours. Ring: "
+    "A line a batch: time of a step x fitted steps. The curve is fitted to trainings at {batches} batches, "
+    "without evaluation. Bars: 95% intervals. Green: none is better in time and in {unit} hours. Ring: "
     "the knee, {knee}. Hollow: the batch is outside those trained. Diamond: a lossy exchange's own steps."
 )
 
@@ -385,7 +385,7 @@ def _draw_by_workers(title: str, plan: LearningPlan) -> Figure:
             axes.plot([x], [y], marker="D" if one.is_own else "o", color=colour, markerfacecolor=face)
             if one is plan.knee:
                 axes.plot([x], [y], marker="o", markersize=11, color=BEST, markerfacecolor="none")
-                axes.annotate("knee", (x, y), (7, -11), textcoords="offset points", color=BEST, fontsize=8)
+                axes.annotate("knee", (x, y), (-38, -11), textcoords="offset points", color=BEST, fontsize=8)
             ends = f"{number(y)} s ({number(low)} to {number(high)})"
             add_tip(axes, x, y, f"{workers_of(one.row)}, batch {batch:,}, {one.row['aggregator']}: {ends}")
         labels.append(EndLabel((line or shown)[-1].seconds.value, f"{batch:,}", "#202020"))
