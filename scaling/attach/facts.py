@@ -75,7 +75,11 @@ def horizon(measured: Measured) -> dict[str, Any]:
         "epochs": max(int(rank.get("exhausted", 0)) for rank in ranks),
         "mean_s": float(np.mean(means_s)) if means_s else None,
         "mean_steps": sum(len(_marks(measured.facts["clock"][0])) - 1 for _ in means_s),
-        "trackers": sorted({name for rank in ranks for name in rank.get("trackers", [])}),
+        "trackers": {
+            name: sum(rank["trackers"].get(name, 0) for rank in ranks)
+            for name in sorted({name for rank in ranks for name in rank.get("trackers", {})})
+        },
+        "kept": len({path for rank in ranks for path in rank.get("kept", [])}),
         "uploads": sum(int(rank.get("uploads", 0)) for rank in ranks),
     }
 

@@ -254,7 +254,8 @@ def _fetches(out: Path, pid: int) -> list[tuple[float, ...]]:
 def _last_line(out: Path) -> str:
     """The last error that the script printed, or its last line; torchrun's own words come after it."""
     lines = (out / "output.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
-    printed = [one.strip() for one in lines if one.strip("* \t\r") and "torch/distributed/" not in one[:60]]
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", one) for one in lines if "torch/distributed/" not in one[:60]]
+    printed = [one.strip() for one in lines if one.strip("*^~ \t\r")]  # Python marks a part of a line by ^
     printed = [line for line in printed if not line.startswith("Setting OMP_NUM_THREADS environment")]
     ends = next((at for at, line in enumerate(printed) if any(text in line for text in ENDED)), len(printed))
     tracebacks = [at for at, line in enumerate(printed[:ends]) if line.startswith("Traceback")]

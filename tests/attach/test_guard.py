@@ -108,8 +108,8 @@ WRITES = {
     "after a new mode": ("(os.chmod('meta', 384), os.utime('meta'), open('meta', 'a').write('+'))", "old+"),
     "after it is removed": ("(os.remove('meta'), open('meta', 'a').write('new'))", "new"),
     "as a new file after it is removed": ("(os.remove('meta'), open('meta', 'x').write('new'))", "new"),
-    "after it is renamed": ("(os.rename('meta', 'meta.1'), open('meta', 'a').write('new'))", "new"),
-    "removed after it was written": ("(open('meta', 'w').write('new'), os.remove('meta'))", "old"),
+    "after it is renamed":
+     ("(os.rename('meta', 'm'), open('meta', 'a').write(open('m').read()), os.remove('m'))", "old"),
 }  # fmt: skip
 
 
@@ -174,7 +174,6 @@ def test_what_the_run_has_removed_can_be_made_again(folder):
 open('results/new', 'w').close()  # the folder is changed by the run
 shutil.rmtree('results')
 os.makedirs('results/plots')
-pathlib.Path('results/plots').mkdir()
 open('results/plots/a', 'x').write('new')
 os.unlink('latest')
 os.symlink('elsewhere', 'latest')
@@ -187,8 +186,10 @@ os.remove('link')
 print(open('results/plots/a').read())
 """
     assert folder.run(first) == "new"
-    assert folder.run("os.mkdir('results')\nos.symlink('elsewhere', 'latest')") == ""  # another rank
-    assert folder.texts() == {"results/plots/a": "mine", "results/new": "", "old": "mine"}
+    assert (
+        folder.run("print(os.listdir('results'), os.readlink('latest'))") == "['plots'] elsewhere"
+    )  # another rank
+    assert folder.texts() == {"results/plots/a": "mine", "old": "mine"}
     assert os.readlink(folder.work / "latest") == "results"
 
 
@@ -205,9 +206,41 @@ os.rmdir('emptied')
 os.mkdir('emptied')
 os.rename('renamed', 'renamed.1')
 os.mkdir('renamed')
+print(*(f'{one} {sorted(os.listdir(one))}' for one in ('emptied', 'renamed', 'renamed.1')))
 """
-    assert folder.run(code) == ""
-    assert folder.texts() == {"emptied/x": "mine", "renamed/x": "mine", "renamed/new": ""}
+    assert folder.run(code) == "emptied [] renamed [] renamed.1 ['new', 'x']"
+    assert folder.texts() == {
+        "emptied/x": "mine",
+        "renamed/x": "mine",
+        "renamed.1/new": "",
+        "renamed.1/x": "mine",
+    }
+
+
+def test_what_the_run_has_removed_is_not_there_in_any_process(folder):
+    folder.has(**{f"ckpt_{at}": "mine" for at in range(3)})
+    (folder.work / "last").symlink_to("ckpt_0")
+    code = """
+import glob
+while len(glob.glob('ckpt_*')) > 1:
+    os.remove(min(glob.glob('ckpt_*'), key=os.path.getmtime))
+os.replace(os.symlink('ckpt_2', 'link') or 'link', 'last')
+open('ckpt_2', 'w').write('new one')
+"""
+    seen = """
+print(sorted(os.listdir()), sorted(one.name for one in os.scandir()), end=' ')
+print(os.path.exists('ckpt_0'), os.access('ckpt_1', os.R_OK))
+print(open('last').read(), os.readlink('last'), pathlib.Path('ckpt_2').stat().st_size)
+try: open('ckpt_0')
+except FileNotFoundError as error: print(error)
+"""
+    expected = [
+        "['ckpt_2', 'last'] ['ckpt_2', 'last'] False False",
+        "new one ckpt_2 7",
+        "[Errno 2] No such file or directory: 'ckpt_0'",
+    ]
+    assert folder.run(code + seen).splitlines() == folder.run(seen).splitlines() == expected
+    assert folder.texts() == {f"ckpt_{at}": "mine" for at in range(3)}
 
 
 SAVES = """

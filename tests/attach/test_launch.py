@@ -67,6 +67,8 @@ WARNS = "W1 torch/distributed/run.py:851]\n*****\nSetting OMP_NUM_THREADS enviro
     ("epoch 1\nskipped: a bad sample", "skipped: a bad sample"),
     ("Traceback (most recent call last):\nValueError: a bad sample\nbye", "ValueError: a bad sample"),
     ("ValueError: first\nRuntimeError: Connection closed by peer [::1]:5", "ValueError: first"),
+    ("[rank0]:     assert n % 2 == 0\n[rank0]:            ^^^^^\n[rank0]: AssertionError",
+     "AssertionError at `assert n % 2 == 0`"),
 ])  # fmt: skip
 def test_of_a_script_that_fails_its_own_last_words_are_given(wrote, expected, tmp_path):
     for after in ("", TORCHRUN_SAYS, ENDED_SAYS):

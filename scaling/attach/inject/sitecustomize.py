@@ -66,6 +66,8 @@ def _begin() -> None:
         "safetensors": lambda module: redirect(module, "serialize_file", 1, "filename", guard.emptied),
         "safetensors.torch": lambda module: redirect(module, "load_file", 0, "filename", guard.latest),
         "mlflow": libraries.after_mlflow,
+        "wandb": libraries.after_wandb,
+        **dict.fromkeys(libraries.SENDS, libraries.leave_out),
     }
     for name in [name for name in calls if name in sys.modules]:
         calls.pop(name)(sys.modules[name])

@@ -270,7 +270,8 @@ class Agent:
         if self.optimizers or self.is_stopping or torch.is_grad_enabled() is False:
             return
         self._backward_without += 1
-        if self._backward_without <= 3 * self.warmup or not (self.is_armed or self._begin_without()):
+        is_known = self.is_armed or self.arm.is_alone
+        if self._backward_without <= 3 * self.warmup or not (is_known or self._begin_without()):
             return
         if not self.is_armed:
             self.is_armed, self.device = True, "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]

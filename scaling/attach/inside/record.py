@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from .libraries import LEFT_OUT
 from .settings import place, switched_on
 
 # Modules that log experiments: off in these runs, or writing to the run's folder.
@@ -48,7 +49,8 @@ def write(agent: Any) -> None:
         and not agent.facts.get("autocasts"),
         "buffers_option": BUFFERS_OPTION,
         "debugging": switched_on(),
-        "trackers": [name for name in TRACKERS if name in sys.modules],
+        "trackers": {name: LEFT_OUT[name] for name in TRACKERS if name in sys.modules},
+        "uploads": LEFT_OUT["uploads"],
         "bucket_bytes": _bucket_bytes(agent),
         "buffer_bytes": sum(
             one.nbytes for model in agent.ddp() if model.broadcast_buffers for one in model.module.buffers()
