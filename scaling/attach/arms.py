@@ -85,6 +85,7 @@ def _no_input(_: Arm, measured: Measured) -> str | None:
 
 RULES: dict[str, tuple[str, Callable[[Arm, Measured], str | bool | None]]] = {
     # What a row names: when an arm is not run, and whether it is so; its reason where that is another one.
+    "no_ddp": ("no model is wrapped in DDP", lambda _, measured: measured.ranks[0].get("without_ddp")),
     "no_gpu": ("there is no GPU", lambda _, measured: measured.device != "cuda"),
     "no_gain": ("a step without exchange is hardly shorter", lambda _, of: _hardly_shorter(of, TIE_RATIO)),
     "no_own_hook": ("the script has no communication hook of its own",

@@ -66,22 +66,19 @@ def _seen(ranks: Sequence[dict[str, Any]], kind: str, *, in_warmup: bool = False
 def horizon(measured: Measured) -> dict[str, Any]:
     """How much was seen in a launch, and the mean step with all of it."""
     ranks, means_s = measured.ranks, [*measured.means_s.get("clock", {}).values()]
+    trackers = sorted({name for rank in ranks for name in rank.get("trackers", ())})
     return {
-        "steps": len(_marks(ranks[0])) - 1,
-        "evaluations": _seen(ranks, "evaluation"),
+        "steps": len(_marks(ranks[0])) - 1, "evaluations": _seen(ranks, "evaluation"),
         "saves": _seen(ranks, "save") + max(int(rank.get("saves_in_thread", 0)) for rank in ranks),
         "first_evaluations": _seen(ranks, "evaluation", in_warmup=True),
         "first_saves": _seen(ranks, "save", in_warmup=True),
         "epochs": max(int(rank.get("exhausted", 0)) for rank in ranks),
         "mean_s": float(np.mean(means_s)) if means_s else None,
         "mean_steps": sum(len(_marks(measured.facts["clock"][0])) - 1 for _ in means_s),
-        "trackers": {
-            name: sum(rank["trackers"].get(name, 0) for rank in ranks)
-            for name in sorted({name for rank in ranks for name in rank.get("trackers", {})})
-        },
-        "kept": len({path for rank in ranks for path in rank.get("kept", [])}),
+        "trackers": {name: sum(rank["trackers"].get(name, 0) for rank in ranks) for name in trackers},
+        "kept": len({path for rank in ranks for path in rank.get("kept", ())}),
         "uploads": sum(int(rank.get("uploads", 0)) for rank in ranks),
-    }
+    }  # fmt: skip
 
 
 def same_samples(measured: Measured) -> bool:
@@ -153,12 +150,10 @@ def batch_making(measured: Measured) -> dict[str, Any]:
     wall_s, cpu_s, queued_s = fetches.sum(axis=0)
     computes, queues = min(cpu_s / max(wall_s, 1e-9), 1.0), queued_s / max(wall_s, 1e-9)
     return {
-        "seconds": float(np.median(fetches[:, 0])),
-        "computes_ratio": float(computes),
-        "queues_ratio": float(queues),
-        "waits": bool(computes + queues < BLOCKED),
+        "seconds": float(np.median(fetches[:, 0])), "computes_ratio": float(computes),
+        "queues_ratio": float(queues), "waits": bool(computes + queues < BLOCKED),
         "is_queued": bool(queues >= BLOCKED),
-    }
+    }  # fmt: skip
 
 
 def saved_by_cached_input(measured: Measured) -> Saved | None:
@@ -179,8 +174,6 @@ def loader_starts(measured: Measured) -> dict[str, Any]:
     count = rank.get("iterators", 0)
     has_workers = rank.get("loader_workers", 0) > 0 and not rank.get("persistent_workers", False)
     return {
-        "starts": count,
-        "abandoned": count - rank.get("exhausted", 0),
-        "steps": min(map(len, rank["step_s"])),
-        "starts_workers": count > 1 and has_workers,
-    }
+        "starts": count, "abandoned": count - rank.get("exhausted", 0),
+        "steps": min(map(len, rank["step_s"])), "starts_workers": count > 1 and has_workers,
+    }  # fmt: skip

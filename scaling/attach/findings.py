@@ -99,16 +99,13 @@ def _fewer_bytes(measured: Measured) -> dict[str, Any]:
     smaller = max(tried, key=lambda one: one[1].ratio, default=None)
     buffers_mb, gradients_mb = first.get("buffer_bytes", 0) / 1e6, sum(first.get("bucket_bytes") or []) / 1e6
     return {
-        "passes": backward,
-        "is_without_no_sync": facts.without_no_sync(measured),
+        "passes": backward, "is_without_no_sync": facts.without_no_sync(measured),
         "calls": often if (often := facts.reduces_a_step(first)) >= 3 else None,
-        "buffers_mb": buffers_mb if buffers_mb > gradients_mb else None,
-        "gradients_mb": gradients_mb,
-        "option": first.get("buffers_option", "broadcast_buffers"),
-        "accumulates": backward > updates,
+        "buffers_mb": buffers_mb if buffers_mb > gradients_mb else None, "gradients_mb": gradients_mb,
+        "option": first.get("buffers_option", "broadcast_buffers"), "accumulates": backward > updates,
         "smaller": smaller and (smaller[0], smaller[1].change),
         "has_hook": "script_hook" in first or (smaller is not None and smaller[1].ratio < LEAST / 2),
-    }
+    }  # fmt: skip
 
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:

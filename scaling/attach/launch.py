@@ -71,20 +71,10 @@ class Blocks:
 
 
 def run_arm(
-    command: Sequence[str],
-    arm: str,
-    out: Path,
-    *,
-    warmup: int,
-    steps: int,
-    deadline_s: float,
-    cwd: Path,
-    device: str = "cpu",
-    began_s: float | None = None,
-    seed: int = 0,
-    blocks: Blocks | None = None,
+    command: Sequence[str], arm: str, out: Path, *, warmup: int, steps: int, deadline_s: float, cwd: Path,
+    device: str = "cpu", began_s: float | None = None, seed: int = 0, blocks: Blocks | None = None,
     until_epoch: bool = False,
-) -> Run:
+) -> Run:  # fmt: skip
     """In the folder `cwd`; records and output go to `out`. With `blocks` several arms are switched within it;
     `arm` names the folder alone. With `until_epoch` it is not over before an epoch of a loader has ended.
     Files from before `began_s` (seconds since the epoch; None: now) stay as they are."""
@@ -130,13 +120,9 @@ def _records(out: Path) -> list[dict[str, Any]]:
 
 
 def start_and_wait(
-    words: Sequence[str],
-    wanted: Mapping[str, Any],
-    log_path: Path,
-    cwd: Path,
-    more: Mapping[str, str],
+    words: Sequence[str], wanted: Mapping[str, Any], log_path: Path, cwd: Path, more: Mapping[str, str],
     watch: Callable[[list[dict[str, Any]]], None] | None = None,
-) -> int | str | None:
+) -> int | str | None:  # fmt: skip
     """Runs the command with the agent until it ends or has to; `watch` is given the records meanwhile. Its
     exit code; None where it was ended here; a text where it does not start."""
     path = os.pathsep.join(filter(None, (str(INJECT), os.environ.get("PYTHONPATH"))))

@@ -46,6 +46,7 @@ def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone():
     assert why_skipped("no_collectives", measured) is None
     with_facts(measured, "baseline", without_ddp=True)
     assert why_skipped("no_collectives", measured).startswith("without DDP they are the exchange")
+    assert why_skipped("buckets_2", measured) == "no model is wrapped in DDP"
 
 
 @pytest.mark.parametrize(("command", "expected"), [

@@ -279,6 +279,23 @@ def set_tracking_uri(new):
 class MlflowClient:
     def __init__(self, tracking_uri=None, registry_uri=None):
         self.uri = tracking_uri or uri
+def log_metric(name, value):
+    print(name)
+"""
+HUB = """
+class HfApi:
+    def upload_file(self, path):
+        print("sent")
+upload_file = HfApi().upload_file
+"""
+WANDB = """
+class Run:
+    def log(self, values):
+        print(values)
+def init():
+    global log
+    log = Run().log
+    return Run()
 """
 
 
@@ -291,3 +308,21 @@ mlflow.set_tracking_uri('http://server')
 print(mlflow.uri, mlflow.MlflowClient(tracking_uri='http://server').uri)
 """
     assert folder.run(code) == "file:///run file:///run"
+
+
+def test_uploads_are_left_out_and_calls_of_trackers_counted(folder):
+    (folder.modules / "huggingface_hub").mkdir()
+    (folder.modules / "huggingface_hub" / "__init__.py").write_text("from .hf_api import HfApi, upload_file")
+    for name, text in (("huggingface_hub/hf_api", HUB), ("wandb", WANDB), ("mlflow", MLFLOW)):
+        (folder.modules / f"{name}.py").write_text(text)
+    code = """
+from huggingface_hub import HfApi, upload_file
+import mlflow, wandb
+for send in (upload_file, HfApi().upload_file):
+    send('a')
+wandb.init().log(1)
+wandb.log(2)
+mlflow.log_metric('loss', 3)
+print(dict(sys.modules['_scaling_attach_inside.libraries'].LEFT_OUT))
+"""
+    assert folder.run(code).splitlines() == ["1", "2", "loss", "{'uploads': 2, 'wandb': 2, 'mlflow': 1}"]

@@ -25,21 +25,12 @@ BUFFERS_OPTION = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS el
 def write(agent: Any) -> None:
     (rank, world_size), own = agent.place, place()
     record = {
-        "rank": rank,
-        "world_size": world_size,
-        "is_last": agent.is_stopping,
-        "arms": agent.plan.arms,
-        "labels": agent.plan.labels,
-        "step_s": times_s(agent),
-        "host_s": list(agent.marks.values()),
-        "counts": list(agent.counts_of.values()),
+        "rank": rank, "world_size": world_size, "is_last": agent.is_stopping,
+        "arms": agent.plan.arms, "labels": agent.plan.labels, "step_s": times_s(agent),
+        "host_s": list(agent.marks.values()), "counts": list(agent.counts_of.values()),
         **{name: getattr(agent, name) for name in AS_IT_IS.split()},
-        "num_models": len(agent.models),
-        **own,
-        "pid": os.getpid(),
-        "threads": torch.get_num_threads(),
-        "cores": len(own["affinity"]),
-        "host_cores": os.cpu_count() or 1,
+        "num_models": len(agent.models), "pid": os.getpid(), "threads": torch.get_num_threads(),
+        **own, "cores": len(own["affinity"]), "host_cores": os.cpu_count() or 1,
         "host_only": os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
         or os.environ.get("NCCL_P2P_LEVEL", "") in ("0", "LOC"),
         "gradients": [
@@ -47,17 +38,15 @@ def write(agent: Any) -> None:
         ],
         "float32_products": torch.get_float32_matmul_precision() == "highest"
         and not agent.facts.get("autocasts"),
-        "buffers_option": BUFFERS_OPTION,
-        "debugging": switched_on(),
+        "buffers_option": BUFFERS_OPTION, "debugging": switched_on(),
         "trackers": {name: LEFT_OUT[name] for name in TRACKERS if name in sys.modules},
-        "uploads": LEFT_OUT["uploads"],
-        "bucket_bytes": _bucket_bytes(agent),
+        "uploads": LEFT_OUT["uploads"], "bucket_bytes": _bucket_bytes(agent),
         "buffer_bytes": sum(
             one.nbytes for model in agent.ddp() if model.broadcast_buffers for one in model.module.buffers()
         ),
         "bucket_mb": next((model.bucket_bytes_cap / 2**20 for model in agent.ddp()), None),
         **agent.facts,
-    }
+    }  # fmt: skip
     unfinished = agent.out / f".rank{rank}.json"
     unfinished.write_text(json.dumps(record))
     unfinished.rename(agent.out / f"rank{rank}.json")
