@@ -130,7 +130,7 @@ def settings(measured: Measured) -> dict[str, Any]:
         "calls": reduces_a_step(first),
         "passes": measured.signatures["baseline"][0] if without_no_sync(measured) else None,
         "crowded": crowded(measured.ranks),
-        "steps_are_backward": first.get("steps_are_backward"),
+        "steps_are": first.get("steps_are"),
         "float32_products": on_gpu and first.get("float32_products"),
         "not_pinned": is_slow_input and not first.get("pin_memory"),
         "no_workers": is_slow_input and not first.get("loader_workers"),

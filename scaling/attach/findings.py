@@ -104,7 +104,8 @@ def _fewer_bytes(measured: Measured) -> dict[str, Any]:
         "buffers_mb": buffers_mb if buffers_mb > gradients_mb else None, "gradients_mb": gradients_mb,
         "option": first.get("buffers_option", "broadcast_buffers"), "accumulates": backward > updates,
         "smaller": smaller and (smaller[0], smaller[1].change),
-        "has_hook": "script_hook" in first or (smaller is not None and smaller[1].ratio < LEAST / 2),
+        "has_hook": bool(first.keys() & {"script_hook", "without_ddp"})
+        or (smaller is not None and smaller[1].ratio < LEAST / 2),
     }  # fmt: skip
 
 

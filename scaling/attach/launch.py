@@ -223,7 +223,7 @@ def _why_not(
         return "the script draws its batches from no torch DataLoader"
     if not row.is_traced:
         signature, usual = steady(ranks)
-        if not signature[0] and not row.is_bare:
+        if not signature[0] and not row.is_bare and "steps_are" not in ranks[0]:
             return "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
         all_steps = min(sum(step.block >= 0 for step in steps) for steps in after_warmup(ranks))
         if 2 * len(usual[0]) < all_steps or len(usual[0]) < LEAST_STEPS:

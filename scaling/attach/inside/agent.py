@@ -23,6 +23,7 @@ from .arms import ARMS, NO_STEP, NO_SWITCH, TRACED_STEPS, Arm
 from .plan import Plan
 from .record import write
 
+BACKWARD = "backward pass"
 UNWRAPPED = 3  # steps before those of a script without DDP count: a model may be wrapped after some
 
 # Modules that a script in which no DDP model steps has loaded, and classes of which it has an object -> what
@@ -97,7 +98,8 @@ class Agent:
         self.counts_of: dict[int, list[list[int]]] = {}
         self.parameters: set[int] = set()  # of models that are wrapped, or of the optimizer, by `id`
         self.optimizers: list[Optimizer] = []
-        self.steps_without = self._backward_without = 0
+        self.steps_without = self._drawn = 0
+        self._without = Counter[str]()  # what may be steps where no optimizer of torch steps
         self.place = (int(os.environ.get("RANK", "0")), 1)
         self._profiler: Any = None
         self._traced_from = 0
@@ -135,7 +137,11 @@ class Agent:
 
     @property
     def is_training(self) -> bool:
-        return self.is_armed and self.evaluating_since is None and torch.is_grad_enabled()
+        return self.is_armed and self.evaluating_since is None and self.may_train
+
+    @property
+    def may_train(self) -> bool:
+        return torch.is_grad_enabled() or self.facts.get("steps_are", BACKWARD) != BACKWARD
 
     def evaluates(self, is_evaluation: bool) -> None:
         """An evaluation begins, goes on or is over; one that the model's `eval` began ends by its `train`."""
@@ -165,10 +171,7 @@ class Agent:
                 self.parameters |= owned  # no other one steps: they are copies (fp32 master weights)
             index = len(self.optimizers)
             self.optimizers.append(optimizer)
-        if -1 in self.marks:  # it accumulated: backward passes were no steps
-            self._forget(-1)
-            self.facts.pop("steps_are_backward", None)
-            self.plan.labels.clear()
+        self._begin_again()  # it accumulated: backward passes were no steps
         self._mark(index, optimizer)
 
     def _mark(self, index: int, optimizer: Optimizer | None) -> None:
@@ -265,19 +268,32 @@ class Agent:
         self.when_exchanging.append(lambda: setattr(self, "leaves_out_collectives", not self.arm.exchanges))
         return True
 
-    def after_backward(self) -> None:
-        """Where no optimizer of torch steps, backward passes are the steps."""
-        if self.optimizers or self.is_stopping or torch.is_grad_enabled() is False:
+    def _begin_again(self) -> None:
+        if -1 in self.marks:
+            self._forget(-1)
+            del self.facts["steps_are"]
+            self.plan.labels.clear()
+
+    def after_part(self, part: str) -> None:
+        """Where no optimizer of torch steps, backward passes are the steps; without those, and without DDP,
+        collectives of one name, of those that follow a batch if batches are drawn."""
+        is_backward, drawn, last = part == BACKWARD, self.done["input"], self._drawn
+        if self.optimizers or self.is_stopping or (is_backward and not torch.is_grad_enabled()):
             return
-        self._backward_without += 1
+        if not is_backward and (self.models or self._without[BACKWARD] or (drawn and drawn == last)):
+            return
+        self._drawn = drawn
+        self._without[part] += 1
+        if is_backward and self.facts.get("steps_are", part) != part:
+            self._begin_again()
         is_known = self.is_armed or self.arm.is_alone
-        if self._backward_without <= 3 * self.warmup or not (is_known or self._begin_without()):
+        if self._without[part] <= 3 * self.warmup or not (is_known or self._begin_without()):
             return
         if not self.is_armed:
             self.is_armed, self.device = True, "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
             self._watch_exit()
-        self.facts["steps_are_backward"] = True
-        self._mark(-1, None)
+        if self.facts.setdefault("steps_are", part) == part:
+            self._mark(-1, None)
 
     def _trace(self, made: int) -> None:
         if made >= self.warmup and self._profiler is None:

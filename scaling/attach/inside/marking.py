@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, dataloader
 from torch.utils.data._utils import fetch
 
-from .agent import Agent
+from .agent import BACKWARD, Agent
 from .arms import SAFE
 from .libraries import around
 from .settings import asks_for_anomalies
@@ -40,6 +40,9 @@ def mark(agent: Agent) -> None:
     torch.autograd.grad = _stepping(agent, grad, torch.autograd.grad, is_grad=True)
     _batches(agent)
     _evaluations(agent)
+    for name in COLLECTIVES:
+        call = own_or_left_out(agent, name, getattr(dist, name))
+        setattr(dist, name, call if agent.arm.is_bare else _counted(agent, "collective", call))
     if agent.arm.is_bare:
         return
 
@@ -58,9 +61,6 @@ def mark(agent: Agent) -> None:
             agent.after_step(optimizer)  # it was skipped, for infinite gradients
         return result
 
-    for name in COLLECTIVES:
-        call = own_or_left_out(agent, name, getattr(dist, name))
-        setattr(dist, name, _counted(agent, "collective", call))
     dist.Work.wait = _counted(agent, "collective", dist.Work.wait)  # type: ignore[method-assign]
     _fetches(agent)
     _updates(agent)
@@ -74,7 +74,7 @@ def _stepping(agent: Agent, counted: Any, call: Any, *, is_grad: bool = False) -
             return call(*arguments, **options)
         agent.calls_backward = agent.calls_backward or not is_grad
         result = counted(*arguments, **options)
-        agent.after_backward()
+        agent.after_part(BACKWARD)
         return result
 
     return stepping
@@ -84,6 +84,7 @@ def own_or_left_out(agent: Agent, name: str, call: Any) -> Any:
     """A collective of the script's own; while they are left out, its result is of this rank alone."""
 
     def called(*arguments: Any, **options: Any) -> Any:
+        agent.after_part(name)
         if agent.is_armed:
             agent.collectives[name] += 1
             given = (*arguments[:1], *options.values())
@@ -206,7 +207,7 @@ def _batches(agent: Agent) -> None:
         if agent.is_armed and agent.is_own_thread:
             # Some scripts evaluate by `no_grad` alone: they draw from another loader than in training.
             is_other = bool(agent.batches) and not getattr(self, "_attach_trains", False)
-            agent.evaluates(is_other and not torch.is_grad_enabled())
+            agent.evaluates(is_other and not agent.may_train)
         try:
             batch = draw(self)
         except StopIteration:
