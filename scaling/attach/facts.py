@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,14 +104,16 @@ def without_no_sync(measured: Measured) -> bool:
     return updates == 1 < backward and not needs_each and not first.get("skips_exchange")
 
 
-def crowded(ranks: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
-    for host in {rank.get("host", "") for rank in ranks}:
+def hosts(ranks: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]], int]]:
+    """The hosts, the ranks of each, and how many cores these may use together."""
+    for host in sorted({rank.get("host", "") for rank in ranks}):
         here = [rank for rank in ranks if rank.get("host", "") == host]
-        threads = sum(rank["threads"] for rank in here)
-        cores = len(set().union(*(rank.get("affinity", []) for rank in here)))
-        if 0 < cores < threads:
-            return threads, cores
-    return None
+        yield host, here, len(set().union(*(rank.get("affinity", []) for rank in here)))
+
+
+def crowded(ranks: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
+    known = [(sum(rank["threads"] for rank in here), cores) for _, here, cores in hosts(ranks)]
+    return next((one for one in known if 0 < one[1] < one[0]), None)
 
 
 def reduces_a_step(rank: dict[str, Any]) -> float:
@@ -167,8 +169,7 @@ def saved_by_cached_input(measured: Measured) -> Saved | None:
 
 
 def loader_starts(measured: Measured) -> dict[str, Any]:
-    """How often a loader of the training began anew in a run's steps, of that before its last batch, and
-    whether it starts workers each time; on the rank with the fewest."""
+    """How often a loader of the training began anew in a run's steps, on the rank with the fewest."""
     none: dict[str, Any] = {"step_s": [()]}
     rank = min(measured.alone, key=lambda rank: int(rank.get("iterators", 0)), default=none)
     count = rank.get("iterators", 0)

@@ -81,8 +81,7 @@ def _of_slow_ranks(measured: Measured, slow: SlowRank | None, spread: float) -> 
 
 
 def _of_exchange(measured: Measured) -> Iterator[Finding]:
-    """What other buckets save, and what is left of the exchange then. The hook that leaves the exchange out
-    is called for each bucket too: it hides what tiny ones cost."""
+    """What other buckets save, and what is left of the exchange: its hook is called for each bucket too."""
     best, (saved, hook) = best_buckets(measured), map(measured.saved, ("no_exchange", "plain_all_reduce"))
     others = hook.ratio if hook is not None and hook.is_certain and hook.ratio >= LEAST else 0.0
     if best is not None:
@@ -159,13 +158,11 @@ def _of_cores(measured: Measured) -> Iterator[Finding]:
     ranks = measured.ranks if measured.device == "cpu" else []
     # Of the waiting for a batch, or for other ranks, nothing is saved.
     computes = 1 - max(_parts(measured, "input", "exchange"))
-    for host in sorted({rank.get("host", "") for rank in ranks}):
-        here = [rank for rank in ranks if rank.get("host", "") == host]
-        cores, own = set().union(*(rank.get("affinity", []) for rank in here)), here[0].get("host_cores", 0)
-        if 0 < len(cores) < min(len(here), own):
-            ratio = (1 - len(cores) / len(here)) * computes
+    for host, here, cores in facts.hosts(ranks):
+        own, ratio = here[0].get("host_cores", 0), (1 - cores / len(here)) * computes
+        if 0 < cores < min(len(here), own):
             yield _found(
-                "cores", ratio, is_once=True, host=host, ranks=len(here), cores=len(cores), host_cores=own
+                "cores", ratio, is_once=True, host=host, ranks=len(here), cores=cores, host_cores=own
             )
 
 

@@ -75,9 +75,8 @@ def run_arm(
     device: str = "cpu", began_s: float | None = None, seed: int = 0, blocks: Blocks | None = None,
     until_epoch: bool = False,
 ) -> Run:  # fmt: skip
-    """In the folder `cwd`; records and output go to `out`. With `blocks` several arms are switched within it;
-    `arm` names the folder alone. With `until_epoch` it is not over before an epoch of a loader has ended.
-    Files from before `began_s` (seconds since the epoch; None: now) stay as they are."""
+    """In the folder `cwd`; records and output go to `out`. With `blocks` several arms are switched in it, and
+    `arm` names the folder alone. Files from before `began_s` (of `time.time`; None: now) stay as they are."""
     more: dict[str, str] = {}
     if row_of(arm).is_alone:
         command = one_worker(command) or command

@@ -107,8 +107,7 @@ def blocks_of(steps: Sequence[Sequence[MarkedStep]]) -> dict[str, dict[int, list
 
 
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[MarkedStep]]]:
-    """The most frequent signature of a run, and the steps that have it on all ranks after the warm-up,
-    [rank][step]; those with a save that most have not are left out."""
+    """The most frequent signature, and the steps after the warm-up with it on all ranks, without saves."""
     signature, by_rank, others = _kinds(ranks)
     every = range(min(map(len, by_rank)))
     positions = [at for at in every if at not in others and all(own[at].block >= 0 for own in by_rank)]
@@ -136,8 +135,7 @@ def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) ->
 
 
 def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, str]:
-    """How much longer the mean step is than the steady one, and what most of it is: a phase, or other work.
-    Of the rank with the least; the phase is of the rank with the most, for which others wait."""
+    """How much longer the mean step is than the steady one, on the rank with the least; what makes it so."""
     found: list[list[float]] = []
     _, by_rank, at_others = _kinds(ranks)
     for every, steps in zip(by_rank, steady(ranks)[1], strict=True):

@@ -235,8 +235,7 @@ class Measured:
         ]
 
     def long_steps_found(self) -> tuple[float, marks.LongSteps, float]:
-        """What steps over twice the usual time add: the least of all unchanged runs and the usual one; third,
-        how much of it is in their input, 0 where that is not seen."""
+        """What steps over twice the usual time add: least of unchanged runs, usual one, the input's part."""
         runs = self.long_steps["baseline"]
         usual = sorted(runs, key=lambda found: found.more_ratio)[len(runs) // 2]
         seen = [found.input_ratio for found in self.long_steps.get(self.phase_source, [])]
@@ -245,8 +244,7 @@ class Measured:
 
     @property
     def own_arm(self) -> str:
-        """The arm that tells what each rank takes by itself: where a script has collectives of its own, a
-        GPU's waiting in them shows only where each is timed to its end."""
+        """The arm that tells what a rank takes by itself: a GPU waits in a script's own collectives too."""
         collectives = [rank.get("collective", 0.0) for rank in self.phases_of("marked")]
         return "marked" if self.device == "cuda" and any(collectives) else "no_exchange"
 
@@ -266,8 +264,7 @@ class Measured:
 
     @property
     def phase_source(self) -> str:
-        """The arm whose phases count: without exchange no rank's wait for others is in them; on a GPU, whose
-        work ends after the call that asks for it, the run that waits for it."""
+        """The arm whose phases count: without waiting for other ranks, and a GPU's work ends in its own."""
         return "marked" if self.device == "cuda" or "no_exchange" not in self.phases else "no_exchange"
 
 

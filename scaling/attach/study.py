@@ -59,8 +59,8 @@ def arms_of(names: str | None) -> list[str]:
 
 def attach(plan: AttachPlan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
     """The answer's lines and the exit code. AttachError: `out` is not empty, or not measurable."""
-    settings = {"arms": list(plan.arms), "warmup": plan.warmup, "steps": plan.steps}
-    folder = AttachedFolder(out, plan.command, {**settings, "launches": plan.launches})
+    settings = {name: getattr(plan, name) for name in ("arms", "warmup", "steps", "launches")}
+    folder = AttachedFolder(out, plan.command, settings)
     session, cwd, code = _Session(plan, folder, out, say), Path.cwd(), 0
     measured = session.measured
     (out / "launches").mkdir()

@@ -39,14 +39,10 @@ HOLDS = {
 }
 SHARDED = "FSDP2 or tensor parallelism: its exchange cannot be left out; take a trace with torch.profiler"
 
-
-def without_ddp() -> str:
-    said = "it makes steps without DistributedDataParallel"
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        said += "; where it averages gradients in a way of its own, put "
-        return said + "`with scaling.attached(model, optimizer):` around its training loop"
-    said += ", in one process; start it in several: torchrun --nproc-per-node=2, or "
-    return said + "accelerate launch --multi_gpu --num_processes=2"
+ONE_PROCESS = (
+    "it makes steps without DistributedDataParallel, in one process; start it in several: "
+    "torchrun --nproc-per-node=2, or accelerate launch --multi_gpu --num_processes=2"
+)
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -255,14 +251,13 @@ class Agent:
             self.facts["num_parameters"] = sum(parameter.numel() for parameter in own)
             return False
         if self.steps_without >= self.warmup + self.steps:
-            self.refuse(without_ddp())
+            self.refuse(ONE_PROCESS)
         return True
 
     def _begin_without(self) -> bool:
-        """Whether steps of several ranks count though no model is wrapped; `no_exchange` is then without the
-        script's own collectives."""
-        if not dist.is_initialized() or dist.get_world_size() < 2:
-            return False
+        """Whether steps of ranks without DDP count; `no_exchange` is then without their own collectives."""
+        if self.arm.is_alone or not dist.is_initialized() or dist.get_world_size() < 2:
+            return self.arm.is_alone
         self.facts["without_ddp"] = True
         self.place = (dist.get_rank(), dist.get_world_size())
         self.when_exchanging.append(lambda: setattr(self, "leaves_out_collectives", not self.arm.exchanges))
@@ -286,8 +281,7 @@ class Agent:
         self._without[part] += 1
         if is_backward and self.facts.get("steps_are", part) != part:
             self._begin_again()
-        is_known = self.is_armed or self.arm.is_alone
-        if self._without[part] <= 3 * self.warmup or not (is_known or self._begin_without()):
+        if self._without[part] <= 3 * self.warmup or not (self.is_armed or self._begin_without()):
             return
         if not self.is_armed:
             self.is_armed, self.device = True, "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
@@ -328,7 +322,9 @@ class Agent:
         if self.marks:
             self.facts["ended_after"] = min(map(len, self.marks.values()))
         elif error is None and (self.steps_without or self.is_armed):
-            self.facts["refused"] = without_ddp() if self.steps_without else NO_STEP
+            few = f"it ended by itself after {made} steps" if (made := self.steps_without) else NO_STEP
+            several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # groups may have ended
+            self.facts["refused"] = few if several or not made else ONE_PROCESS
         elif error is None:  # it says more than that there were no steps
             return
         self.is_stopping = True

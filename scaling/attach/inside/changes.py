@@ -49,9 +49,8 @@ def _done(tensors: Any) -> Any:
 
 @contextmanager
 def without_bitmap(agent: Agent, model: Any) -> Iterator[None]:
-    """With `find_unused_parameters` DDP's reducer exchanges in every backward pass which parameters a step
-    has used; here it has a group that asks the arm. The module keeps the script's group, to send parameters
-    to the others."""
+    """With `find_unused_parameters` DDP's reducer exchanges in each backward pass which parameters were used;
+    here it has a group that asks the arm. The module keeps the script's, to send parameters to the others."""
     module: Any = dist  # where DDP looks the reducer up
     original = module.Reducer
 

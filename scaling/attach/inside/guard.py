@@ -87,22 +87,18 @@ class Copies:
             return f"{self._folder}/{status.st_ino:x}"
         return f"{self._folder}/{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
-    def has_any(self) -> bool:
-        self._is_any = self._is_any or posix.access(self._folder, os.F_OK)
-        return self._is_any
-
     def latest(self, path: Any, dir_fd: int | None = None, *, is_followed: bool = True) -> Any:
         """What to open to read a path: the copy if there is one, else the path. Error if it was removed."""
-        if not self.has_any() or isinstance(path, int):
+        self._is_any = self._is_any or posix.access(self._folder, os.F_OK)
+        if not self._is_any or isinstance(path, int):
             return path
         for is_last in (False, True)[: 1 + is_followed]:
             if (status := status_of(path, dir_fd, is_followed=is_last)) is None:
                 break
             own = status_of(place := self.place(status), None, is_followed=False)
             if own and is_followed and stat.S_ISLNK(own.st_mode):
-                return self.latest(
-                    os.path.join(os.path.dirname(_absolute(path, dir_fd)), posix.readlink(place))
-                )
+                folder = os.path.dirname(_absolute(path, dir_fd))
+                return self.latest(os.path.join(folder, posix.readlink(place)))
             if own:
                 return place
             if posix.access(place + GONE, os.F_OK):
@@ -159,14 +155,12 @@ class Copies:
 
 
 class Guard:
-    """Calls that would delete, replace or write over an older file do nothing, or write to a copy, which
-    later reads are given in all processes of the run. Each path that is kept is a line of a file
-    `kept-HOST-PID`; each that is new, of `made-HOST-PID`: moved to the run's folder afterwards."""
+    """What calls would do to an older path is done to a copy, or noted, and seen by all processes of the run.
+    A file `kept-HOST-PID` has a line for each; `made-HOST-PID` for new paths: moved to the run's folder."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self._out, self._began_s = str(order["out"]), float(order["began_s"])
-        self._kept: set[str] = set()
-        self._copies = Copies(self._out, self._began_s)
+        self._kept, self._out = set[str](), str(order["out"])
+        self._copies = Copies(self._out, float(order["began_s"]))
         self.latest = self._copies.latest
         self.changed, self.emptied = (functools.partial(self.instead, is_emptied=of) for of in (False, True))
         self._write = builtins.open
@@ -181,21 +175,7 @@ class Guard:
             (os, "chmod chown lchown utime setxattr removexattr", self._change),
             (os, "open", self._open),
             (os, "truncate", lambda call, path, length: call(self.changed(path), length)),
-            (os, "stat lstat", self._stat),
-            (
-                os,
-                "access",
-                lambda call, path, *how, **named: (
-                    not self._copies.is_gone(path) and call(self.latest(path), *how, **named)
-                ),
-            ),
-            (
-                os,
-                "readlink",
-                lambda call, path, *, dir_fd=None: call(
-                    self.latest(path, dir_fd, is_followed=False), dir_fd=dir_fd
-                ),
-            ),
+            (os, "stat lstat readlink access", self._look),
             (os, "listdir", lambda call, path=".": [one for one in call(path) if self._shows(path, one)]),
             (os, "scandir", self._scan),
             (shutil, "move", self._rename),
@@ -235,9 +215,8 @@ class Guard:
 
     def _shows(self, folder: Any, name: Any) -> bool:
         """Whether an entry of a folder is there for the run."""
-        if isinstance(folder, int):
-            return not self._copies.is_gone(name, folder)
-        return not self._copies.has_any() or not self._copies.is_gone(os.path.join(folder, name))
+        at = (name, folder) if isinstance(folder, int) else (os.path.join(folder, name),)
+        return not self._copies.is_gone(*at)
 
     def _scan(self, call: Any, path: Any = ".") -> Any:
         entries = call(path)
@@ -245,10 +224,11 @@ class Guard:
         shown.close = entries.close
         return shown
 
-    def _stat(self, call: Any, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> Any:
-        is_followed = follow_symlinks and call.__name__ == "stat"
-        place = self.latest(path, dir_fd, is_followed=is_followed)
-        return posix.stat(place, dir_fd=dir_fd, follow_symlinks=is_followed)
+    def _look(self, call: Any, path: Any, *how: Any, dir_fd: int | None = None, **named: Any) -> Any:
+        is_followed = named.get("follow_symlinks", call.__name__ in ("stat", "access"))
+        if call.__name__ == "access" and self._copies.is_gone(path, dir_fd):
+            return False
+        return call(self.latest(path, dir_fd, is_followed=is_followed), *how, dir_fd=dir_fd, **named)
 
     def instead(self, path: Any, *, is_emptied: bool, dir_fd: int | None = None) -> Any:
         """Where what is written to a path goes: there, or to a copy if an older file is there."""
@@ -301,11 +281,9 @@ class Guard:
             flags |= os.O_CREAT if place is not path else 0
         else:
             place = self.latest(path, dir_fd)
-        if place is not path:
-            return call(place, flags, 0o644)
-        return call(path, flags, mode, dir_fd=dir_fd)
+        return call(place, flags, mode, dir_fd=dir_fd)
 
-    def _remove(self, call: Any, path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any) -> None:
+    def _remove(self, call: Any, path: Any, *, dir_fd: int | None = None) -> None:
         self.latest(path, dir_fd, is_followed=False)  # an error if it was removed before
         name, is_older = _absolute(path, dir_fd), self._age(path, dir_fd) == "older"
         if call.__name__ == "rmdir" and os.path.isdir(name):
@@ -314,8 +292,7 @@ class Guard:
             self._keep(name)
             self._copies.remove(name)
         else:
-            more = {} if dir_fd is None else {"dir_fd": dir_fd}
-            call(path, *arguments, **more, **named)
+            call(path, dir_fd=dir_fd)
 
     def _rename(self, call: Any, src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
         if call.__name__ == "move" and os.path.isdir(dst):

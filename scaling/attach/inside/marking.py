@@ -1,12 +1,10 @@
 """Counts what a step consists of; in some arms also when each part of it was."""
 
-import dataclasses
 import os
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.utils.data._utils import fetch
 
 from .agent import BACKWARD, Agent
 from .arms import SAFE
+from .batches import mapped
 from .libraries import around
 from .settings import asks_for_anomalies
 
@@ -179,23 +178,9 @@ def _digest(batch: Any) -> int:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    try:
-        return [tensor for part in _parts(batch) for tensor in tensors_of(part)]
-    except Exception:  # noqa: BLE001 # the script's own class: what is not counted is no error of the script
-        return []
-
-
-def _parts(batch: Any) -> Iterable[Any]:
-    if isinstance(batch, (list, tuple)):
-        return batch
-    if isinstance(batch, type):
-        return ()
-    if dataclasses.is_dataclass(batch):
-        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    values = getattr(batch, "values", None)
-    return values() if callable(values) else ()
+    found: list[Any] = []
+    mapped(batch, lambda value: found.append(value) or value)  # type: ignore[func-returns-value]
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def _batches(agent: Agent) -> None:

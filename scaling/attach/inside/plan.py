@@ -52,7 +52,7 @@ class Plan:
     def _agree_on_block(self, marks_s: list[float], rank: int) -> int:
         step_s = (marks_s[-1] - marks_s[0]) / max(len(marks_s) - 1, 1)
         block = LONGEST_BLOCK if LONGEST_BLOCK * step_s <= BLOCK_S else LEAST_BLOCK
-        if (store := _store()) is None:
+        if (store := store_of_script()) is None:
             return LONGEST_BLOCK
         if rank == 0:
             store.set(KEY.format("block"), str(block))
@@ -61,7 +61,7 @@ class Plan:
     def _is_over(self, number: int, rank: int) -> bool:
         """Whether this was the last round. Rank 0 says so one round ahead; the others come to know in time,
         for no rank ends a round in which it exchanges before rank 0 has begun it."""
-        store = _store()
+        store = store_of_script()
         if rank == 0 and not self._last:
             is_enough = self._enough.exists() or time.perf_counter() - self._began_s > self._budget_s
             if is_enough and not self.waits_for_epoch:
@@ -73,7 +73,7 @@ class Plan:
         return bool(self._last) and number >= self._last
 
 
-def _store() -> Any:
+def store_of_script() -> Any:
     """The script's; None where it has none, as with MPI."""
     if not dist.is_initialized():
         return None

@@ -63,9 +63,6 @@ def times_s(agent: Any) -> list[list[float]]:
 
 
 def _bucket_bytes(agent: Any) -> list[int]:
-    sizes: list[int] = []
-    for model in agent.ddp():
-        data = model._get_ddp_logging_data()
-        text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
-        sizes += [int(part) for part in str(text).split(",") if part.strip()]
-    return sizes
+    known = [model._get_ddp_logging_data() for model in agent.ddp()]
+    texts = [data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "" for data in known]
+    return [int(part) for text in texts for part in str(text).split(",") if part.strip()]
