@@ -284,7 +284,7 @@ def test_waiting_for_the_last_rank_of_each_step_is_no_exchange(seen, kind):
     (found,) = findings(measured)
     assert (found.kind, round(found.values["ratio"], 1)) == (kind, 0.3)
     lines = answer(measured)
-    assert any("ranks take turns at being late, for 30% of it" in line for line in lines)
+    assert any("ranks take turns at being late, for 30% of a step" in line for line in lines)
     assert "Where it goes: not measured, because some steps of a rank take twice as long" in lines[1]
 
 

@@ -308,7 +308,7 @@ class Guard:
             if not os.path.isdir(target):
                 os.mkdir(target)
             for name in os.listdir(source):
-                os.rename(os.path.join(source, name), os.path.join(target, name))
+                self._rename(call, os.path.join(source, name), os.path.join(target, name))
             os.rmdir(source)
         elif is_older:
             if os.path.getsize(source) <= MOST_COPIED:
