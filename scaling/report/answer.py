@@ -21,7 +21,7 @@ from scaling.report.formats import (
 )
 from scaling.report.tables import Column, Table, table_of, without_empty_columns
 from scaling.report.text import short_names, text_of, title_parts
-from scaling.report.verdict_text import names_of, verdict_lines
+from scaling.report.verdict_text import names_of, short, verdict_lines
 
 LIMITS = {
     "busy_host": "busy host",
@@ -127,7 +127,7 @@ def _row_names(answers: Sequence[Finding]) -> list[str]:
     names = short_names(titles)
     if answers[0].kind == "answer_compression":
         names = [[*dict.fromkeys([*name, title[-1]])] for name, title in zip(names, titles, strict=True)]
-    return [_short(", ".join(filter(None, name))) for name in names]
+    return [short(", ".join(filter(None, name))) for name in names]
 
 
 def _title(values: Mapping[str, Any]) -> list[str]:
@@ -255,7 +255,7 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
         width = "" if values["confidence"] == "one_launch" else spread(values["half_width_ratio"])
         rows.append(
             [
-                _short(name),
+                short(name),
                 str(size),
                 text_of(verdict, "time").partition(" a step")[0],
                 width or MISSING,
@@ -271,11 +271,6 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
     return without_empty_columns(
         Table("The fastest of each workload", statistic, headings, rows, cells=cells)
     )
-
-
-def _short(name: str) -> str:
-    without = name.replace(" strong scaling,", "").replace(" weak scaling,", "")  # the batch says it
-    return without.replace("global batch", "batch").replace(" on synthetic", "")
 
 
 def limit_word(verdict: Finding) -> str:

@@ -430,7 +430,7 @@ def test_study_of_a_target_begins_with_the_seconds_to_it_and_without_a_curve_wit
     study.folder.write_text("study.yaml", "name: by-hand\nparts: []\nquestion: time_to_target\n")
     trained(BATCHES[:1])
     time_steps(study, batches=BATCHES[:1])
-    assert said()[0].startswith("mlp on synthetic to an accuracy of 90.0%: On 1 worker (no other number")
+    assert said()[0].startswith("mlp to an accuracy of 90.0%: on 1 worker (no other number")
     trained(BATCHES[1:])
     time_steps(study, batches=BATCHES[1:])
     assert re.match(

@@ -241,7 +241,7 @@ def test_several_answers_are_rows_and_the_first_has_the_sentence(study):
         fill(study, ONE, ("all_reduce", 2, step_s), model=model)
     unfinished = Finding("unfinished", (), {"num_cells": 4, "num_unfinished": 1, "state": "running"})
     answer = answer_of(answers(study), "scaling run DIR --next 1", [unfinished])
-    assert answer.sentence.startswith("m0 on synthetic: Use 2 workers: 1.67 times as fast as one.")
+    assert answer.sentence.startswith("m0: use 2 workers: 1.67 times as fast as one.")
     assert (answer.details[0][:6], answer.explained[0]) == ("Sure: ", "Of 4 cells, 1 under way.")
     assert not any("m1" in line for line in answer.lines)
     assert [row[:2] for row in answer.table.rows] == [["m0", "2"], ["m1", "2"]]
