@@ -84,10 +84,6 @@ class LearningPlan:
     unfinished: Sequence[int] = ()  # batches with a training that failed or has not ended
 
     @property
-    def fastest_s(self) -> float:
-        return self.settings[0].seconds.value if self.settings else math.inf
-
-    @property
     def front(self) -> list[WorkersAndBatch]:
         """Those that no other one beats in seconds and in hours, the fewest hours first."""
         return front(self.settings, lambda one: one.hours, lambda one: one.seconds.value, TIE_RATIO)
@@ -143,12 +139,13 @@ class LearningPlan:
         left_out = columns.pick(vars(self), "given", "not_trained", "num_large", "num_shared")
         if not self.settings:
             return Finding("seconds_not_timed", (), left_out)
-        base, *others = self.by_workers.values()
-        first = self.trained[0].rows[0]
-        least = self.least(quantity)
+        best, (base, *others) = self.settings[0], self.by_workers.values()
+        first, least = self.trained[0].rows[0], self.least(quantity)
         values = {
             **left_out,
-            "best": self.settings[0].values(),
+            **columns.pick(best.row, "world_size", "device"),
+            "best": best.values(),
+            "times": None if best is base else self.times_faster(best, base).value,
             "base": base.values(),
             "others": [{**one.values(), "times": self.times_faster(one, base)} for one in others],
             "front": [one.values() for one in self.front],
@@ -192,7 +189,11 @@ def learning_plans(
     told = _distinguishing([family[0] for family in families])
     plans = [_plan(family, timed, cells, max_memory_bytes, told) for family in families]
     by_target = by_key([plan for plan in plans if plan.trained or plan.missed], lambda one: _goal(one.given))
-    return [plan for same in by_target.values() for plan in sorted(same, key=lambda one: one.fastest_s)]
+    return [plan for same in by_target.values() for plan in sorted(same, key=_fastest_s)]
+
+
+def _fastest_s(plan: LearningPlan) -> float:
+    return plan.settings[0].seconds.value if plan.settings else math.inf
 
 
 def _distinguishing(firsts: Sequence[Row]) -> list[str]:
@@ -250,8 +251,7 @@ def _plan(
         batch, steps = row["global_batch"], own.get(key)
         if fit and not loses(row):
             is_outside = not trained[0].batch <= batch <= trained[-1].batch
-            best = found.get(batch)
-            rate = best.rate if best else None
+            rate = next((one.rate for one in trained if one.batch == batch), None)
             settings.append(WorkersAndBatch(row, fit.steps(batch), is_outside, is_own=False, rate=rate))
         elif fit and steps:
             of_lossy = _steps_of(steps, fit)

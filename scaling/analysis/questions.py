@@ -14,7 +14,7 @@ import pandas as pd
 
 from scaling.analysis.candidates import MEMORY, TIME, CandidateSet, workloads
 from scaling.analysis.columns import DEVICE, TRANSFER, Row, by_key, is_control_arm, is_of_older_code, to_rows
-from scaling.analysis.critical_batch import LearningPlan, learning_plans
+from scaling.analysis.critical_batch import learning_plans
 from scaling.analysis.findings import Finding
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.recommend import recommend
@@ -63,7 +63,8 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
         return [*_buckets(to_rows(table), cells)]
     rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
     if question == "time_to_target":
-        return [_target(plan) for plan in learning_plans(rows, by_id) if plan.settings]
+        found = [plan.by_seconds("seconds") for plan in learning_plans(rows, by_id) if plan.settings]
+        return [replace(one, kind="answer_target", cells=one.cells[:1]) for one in found]
     if question not in ("aggregator", "compression"):
         return []
     trained, scatter = [*_trained(rows, by_id)], scatter_of(cells)
@@ -80,12 +81,6 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
     if question == "compression" or not any(one.values["exact"] for one in found):
         found = [replace(one, kind="answer_compression") for one in found]
     return found or (trained if question == "compression" else [])
-
-
-def _target(plan: LearningPlan) -> Finding:
-    found, best = plan.by_seconds("seconds"), plan.settings[0].row
-    values = {**found.values, "world_size": best["world_size"], "device": best["device"]}
-    return Finding("answer_target", (best["cell_id"],), values)
 
 
 _TRAINING = ("model", "dataset", "aggregator")

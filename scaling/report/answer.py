@@ -81,8 +81,7 @@ def answer_of(
     if "iteration_s" in verdicts[0].values:
         details[:0] = [text_of(one, "training") for one in others[:1]]
     elif others:  # what limits a training is what limits its step
-        best = {cell for one in answers[:1] for cell in one.cells}
-        timed = next((one for one in others if one.cells[0] in best), others[0])
+        timed = next((one for one in others if is_target and one.cells[0] in answers[0].cells), others[0])
         details[:0] = [f"Limit: {limit}." for limit in [text_of(timed, "limit")] if limit]
     if command:
         details[-1] = details[-1].removesuffix(f" {command}")
@@ -168,11 +167,6 @@ _AGAINST_DDP = (
 )
 
 
-def _times_of_best(values: Mapping[str, Any]) -> float | None:
-    cell = values["best"]["cell_id"]
-    return next((one["times"].value for one in values["others"] if one["cell_id"] == cell), None)
-
-
 def _lost(item: Any) -> str:
     lossy = item[1]["lossy"] or {}
     if lossy.get("lost") is None:
@@ -225,7 +219,7 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
             Column("batch", lambda item: f"{item[1]['best']['global_batch']:,}"),
             Column("rate", lambda item: f"{rate:.3g}" if (rate := item[1]["best"]["rate"]) else MISSING),
             Column("time", lambda item: f"{number(item[1]['best']['seconds'].value)} s"),
-            Column("x as fast", lambda item: ratio(times) if (times := _times_of_best(item[1])) else MISSING),
+            Column("x as fast", lambda item: ratio(item[1]["times"]) if item[1]["times"] else MISSING),
         ],
     ),
     "answer_trained": (
