@@ -67,6 +67,9 @@ def _begin() -> None:
         "safetensors.torch": lambda module: redirect(module, "load_file", 0, "filename", guard.latest),
         "mlflow": libraries.after_mlflow,
         "wandb": libraries.after_wandb,
+        "torch.utils.tensorboard.writer": lambda module: libraries.count_calls(
+            module.SummaryWriter, "add_", "tensorboard"
+        ),
         **dict.fromkeys(libraries.SENDS, libraries.leave_out),
     }
     for name in [name for name in calls if name in sys.modules]:

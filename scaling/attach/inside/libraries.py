@@ -77,11 +77,13 @@ def leave_out(module: Any) -> None:
                 around(holder, name)(lambda *_, **__: LEFT_OUT.update(uploads=1))
 
 
-def _count(holder: Any, name: str, tracker: str) -> None:
-    @around(holder, name)
-    def _(log: Any, *arguments: Any, **named: Any) -> Any:
-        LEFT_OUT[tracker] += 1
-        return log(*arguments, **named)
+def count_calls(holder: Any, prefix: str, tracker: str) -> None:
+    for name in [one for one in dir(holder) if one.startswith(prefix) and callable(getattr(holder, one))]:
+
+        @around(holder, name)
+        def _(log: Any, *arguments: Any, **named: Any) -> Any:
+            LEFT_OUT[tracker] += 1
+            return log(*arguments, **named)
 
 
 def after_wandb(module: Any) -> None:
@@ -89,13 +91,12 @@ def after_wandb(module: Any) -> None:
     def _(init: Any, *arguments: Any, **named: Any) -> Any:
         begun = init(*arguments, **named)
         for holder in (begun, module):
-            _count(holder, "log", "wandb")
+            count_calls(holder, "log", "wandb")
         return begun
 
 
 def after_mlflow(module: Any) -> None:
-    for name in [name for name in dir(module) if name.startswith("log_")]:
-        _count(module, name, "mlflow")
+    count_calls(module, "log_", "mlflow")
     for holder in (module, getattr(module, "tracking", None)):
         for name in ("set_tracking_uri", "set_registry_uri"):
             if hasattr(holder, name):
