@@ -188,12 +188,12 @@ def _efficiency(measured: Measured) -> str:
 
 def _few_steps(measured: Measured) -> Iterator[str]:
     often = [one for one in facts.rare(measured) if one.ratio >= LEAST_SAID]
-    least, ratio, what = findings.other_steps(measured)
+    least, ratio = findings.other_steps(measured)
     is_more = measured.spread_ratio is not None and least > max(measured.spread_ratio, 0.02)
     if often:
         yield _said("rare", often=often, is_more=is_more)
     elif is_more:
-        yield _said("other_steps", ratio=ratio, what=what)
+        yield _said("other_steps", ratio=ratio)
     if _long_steps_seen(measured):
         _, usual, in_input = measured.long_steps_found()
         is_mostly = in_input > findings.MOSTLY_INPUT

@@ -24,6 +24,7 @@ class Rare:
     seconds: float
     ratio: float
     is_waited_for: bool  # fewer ranks than all do it, and the steps of the others are as much longer
+    is_most: bool  # of what steps of another kind add
 
 
 def rare(measured: Measured) -> list[Rare]:
@@ -36,12 +37,13 @@ def rare(measured: Measured) -> list[Rare]:
         most = max(doing, key=lambda at: sum(took[at].values()))
         marks, steps, total_s = _marks(ranks[most]), sorted(took[most]), sum(took[most].values())
         ratio = total_s / max(marks[-1] - marks[0], 1e-9)
-        least = measured.left_out[-1][0] if measured.left_out else 0.0
-        waits = len(doing) < len(ranks) and least > 0.5 * ratio / max(1 - ratio, 1e-9)
+        least, of_step = measured.left_out[-1] if measured.left_out else 0.0, ratio / max(1 - ratio, 1e-9)
+        waits = len(doing) < len(ranks) and least > 0.5 * of_step
         every = float(np.median(np.diff(steps))) if len(steps) > 1 else len(marks) - 1.0
         doing = doing if len(doing) < len(ranks) else ()
-        found.append(Rare(kind, doing, len(steps), every, total_s / len(steps), ratio, waits))
-    return found
+        is_most = of_step > 0.5 * least
+        found.append(Rare(kind, doing, len(steps), every, total_s / len(steps), ratio, waits, is_most))
+    return sorted(found, key=lambda one: -one.ratio)
 
 
 def _marks(rank: dict[str, Any]) -> list[float]:

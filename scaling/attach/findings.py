@@ -180,18 +180,17 @@ def _of_phases(measured: Measured) -> Iterator[Finding]:
         yield _found(kind, min(_parts(measured, phase)), is_once=True)
 
 
-def other_steps(measured: Measured) -> tuple[float, float, str]:
-    ratios = [ratio for ratio, _ in measured.left_out] or [0.0]
-    what = measured.left_out[-1][1] if measured.left_out else "other work"
-    return min(ratios), float(np.median(ratios)), what
+def other_steps(measured: Measured) -> tuple[float, float]:
+    ratios = measured.left_out or [0.0]
+    return min(ratios), float(np.median(ratios))
 
 
 def _of_other_steps(measured: Measured, spread: float) -> Iterator[Finding]:
     """Where they add much in every unchanged run: the other findings are of medians, which leave them out."""
-    least, ratio, what = other_steps(measured)
-    if least > spread and what in KINDS_OF_RARE:
-        (one,) = [one for one in facts.rare(measured) if one.kind == what]
-        yield _found(KINDS_OF_RARE[what], ratio, ranks=list(one.ranks), rare=asdict(one))
+    least, ratio = other_steps(measured)
+    one = next((one for one in facts.rare(measured) if one.is_most), None)
+    if least > spread and one is not None:
+        yield _found(KINDS_OF_RARE[one.kind], ratio, ranks=list(one.ranks), rare=asdict(one))
     elif least > spread:
         yield _found("other_steps", ratio)
     yield long_steps_finding(measured)

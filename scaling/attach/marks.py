@@ -134,9 +134,9 @@ def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) ->
     return counted.most_common(1)[0][0] if counted else usual
 
 
-def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, str]:
-    """How much longer the mean step is than the steady one, on the rank with the least; what makes it so."""
-    found: list[list[float]] = []
+def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> float:
+    """How much longer the mean step is than the steady one, on the rank with the least."""
+    found: list[float] = []
     _, by_rank, at_others = _kinds(ranks)
     for every, steps in zip(by_rank, steady(ranks)[1], strict=True):
         usual_s = {
@@ -146,11 +146,8 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, str]:
         first_s = usual_s.get("baseline", next(iter(usual_s.values())))
         counted = [step for step in every if step.arm in usual_s]
         others = [every[at] for at in at_others if every[at].arm in usual_s]
-        more = sum(step.step_s - usual_s[step.arm] for step in others) / len(counted) / first_s
-        sums_s = [sum(_in_phase_s(step, phase) for step in others) for phase in RARE]
-        found.append([more, *(sum_s / (len(counted) * first_s) for sum_s in sums_s)])
-    least, largest = min(more for more, *_ in found), np.max(found, axis=0)[1:]
-    return least, RARE[largest.argmax()] if largest.max() > 0.5 * least else "other work"
+        found.append(sum(step.step_s - usual_s[step.arm] for step in others) / len(counted) / first_s)
+    return min(found)
 
 
 @dataclass(frozen=True)

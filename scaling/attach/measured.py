@@ -82,8 +82,7 @@ class Measured:
     reasons: dict[str, str] = field(default_factory=dict)
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     long_steps: dict[str, list[marks.LongSteps]] = field(default_factory=dict)  # of each run
-    # What the baseline's steps of another kind add, of a steady step, and what most of it is.
-    left_out: list[tuple[float, str]] = field(default_factory=list)
+    left_out: list[float] = field(default_factory=list)  # what steps of another kind add, of a steady step
 
     def add(self, launch: int, run: Run) -> None:
         if run.reason is not None:

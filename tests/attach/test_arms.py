@@ -51,6 +51,8 @@ def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone():
     assert why_skipped("one_worker", measured) is None
     with_facts(measured, "baseline", collectives={"all_reduce": 99})
     assert why_skipped("no_collectives", measured) is None
+    with_facts(measured, "baseline", script_hook="mine")
+    assert why_skipped("no_collectives", measured).endswith("its communication hook mine")
     with_facts(measured, "baseline", without_ddp=True)
     assert why_skipped("no_collectives", measured).startswith("without DDP they are the exchange")
     assert why_skipped("buckets_2", measured) == "no model is wrapped in DDP"

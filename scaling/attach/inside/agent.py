@@ -33,11 +33,12 @@ USES = {
     "megatron.core": "Megatron; its --timing-log-level 2 shows where a step's time goes",
     "horovod.torch": "Horovod; HOROVOD_TIMELINE=FILE writes what it does",
 }
+_TRACE = "its exchange cannot be left out; take a trace with torch.profiler"
 HOLDS = {
-    "FullyShardedDataParallel": "FSDP: its exchange cannot be left out; take a trace with torch.profiler",
+    "DTensor": f"FSDP2 or tensor parallelism: {_TRACE}",
+    **dict.fromkeys(("FlatParameter", "FullyShardedDataParallel"), f"FSDP: {_TRACE}"),
     "DataParallel": "DataParallel, one process for all; DistributedDataParallel under torchrun is faster",
 }
-SHARDED = "FSDP2 or tensor parallelism: its exchange cannot be left out; take a trace with torch.profiler"
 
 ONE_PROCESS = (
     "it makes steps without DistributedDataParallel, in one process; start it in several: "
@@ -50,16 +51,10 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def what_it_uses(optimizer: Optimizer) -> str | None:
-    kinds = {type(parameter).__name__ for parameter in _parameters(optimizer)}
-    if "DTensor" in kinds:
-        return SHARDED
-    if "FlatParameter" in kinds:
-        return HOLDS["FullyShardedDataParallel"]
-    for module, text in USES.items():
-        if module in sys.modules:
-            return text
-    names = {type(thing).__name__ for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)}
-    return next((text for name, text in HOLDS.items() if name in names), None)
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    kinds = {type(thing).__name__ for thing in (*_parameters(optimizer), *modules)}
+    used = [text for module, text in USES.items() if module in sys.modules]
+    return next(iter([*(text for name, text in HOLDS.items() if name in kinds), *used]), None)
 
 
 class Agent:
