@@ -64,7 +64,7 @@ def first_lines(measured: Measured) -> Iterator[str]:
         "step", step_s=usual_s, clock_s=usual_s / (1 + (more_ratio or 0.0)), more_ratio=more_ratio,
         marks_ratio=by_clock_ratio, is_host_only=is_host_only, aa=aa,
         spread=measured.spread_ratio, is_apart=measured.apart is not None,
-        reason=measured.reasons.get("aa", "the arm aa was not asked for"),
+        reason=measured.reasons.get("aa", "the arm aa was not asked for"), **facts.mean_step(measured),
     )  # fmt: skip
     if measured.apart is not None:
         yield _said("apart", reason=measured.apart)
@@ -205,5 +205,4 @@ def _few_steps(measured: Measured) -> Iterator[str]:
 
 
 def _long_steps_seen(measured: Measured) -> bool:
-    """Whether in every unchanged run they add more than the spread, and than a study tells."""
     return measured.long_steps_found()[0] > max(measured.spread_ratio or 0.0, LONG_STEPS)

@@ -65,9 +65,14 @@ def _seen(ranks: Sequence[dict[str, Any]], kind: str, *, in_warmup: bool = False
     return max(len(_steps_with(rank, kind, in_warmup=in_warmup)) for rank in ranks)
 
 
+def mean_step(measured: Measured) -> dict[str, Any]:
+    means_s = [*measured.means_s.get("clock", {}).values()]
+    number = sum(len(_marks(measured.facts["clock"][0])) - 1 for _ in means_s)
+    return {"mean_s": float(np.mean(means_s)) if means_s else None, "mean_steps": number}
+
+
 def horizon(measured: Measured) -> dict[str, Any]:
-    """How much was seen in a launch, and the mean step with all of it."""
-    ranks, means_s = measured.ranks, [*measured.means_s.get("clock", {}).values()]
+    ranks = measured.ranks
     trackers = sorted({name for rank in ranks for name in rank.get("trackers", ())})
     return {
         "steps": len(_marks(ranks[0])) - 1, "evaluations": _seen(ranks, "evaluation"),
@@ -75,8 +80,6 @@ def horizon(measured: Measured) -> dict[str, Any]:
         "first_evaluations": _seen(ranks, "evaluation", in_warmup=True),
         "first_saves": _seen(ranks, "save", in_warmup=True),
         "epochs": max(int(rank.get("exhausted", 0)) for rank in ranks),
-        "mean_s": float(np.mean(means_s)) if means_s else None,
-        "mean_steps": sum(len(_marks(measured.facts["clock"][0])) - 1 for _ in means_s),
         "trackers": {name: sum(rank["trackers"].get(name, 0) for rank in ranks) for name in trackers},
         "kept": len({path for rank in ranks for path in rank.get("kept", ())}),
         "uploads": sum(int(rank.get("uploads", 0)) for rank in ranks),
@@ -99,8 +102,7 @@ def exchanges_nothing(measured: Measured) -> bool:
 def without_no_sync(measured: Measured) -> bool:
     """Whether each of a step's backward passes exchanges all gradients, though one would do."""
     first, (backward, _, _, updates, *_) = measured.ranks[0], measured.signatures["baseline"]
-    # A closure that an optimizer evaluates several times needs each exchange; of several models each pass may
-    # exchange its own.
+    # A closure that is evaluated several times needs each exchange; several models have one each.
     has_closure = measured.facts.get("no_exchange", [{}])[0].get("has_closure")
     needs_each = has_closure or first.get("num_models", 1) > 1 or first.get("without_ddp")
     return updates == 1 < backward and not needs_each and not first.get("skips_exchange")

@@ -17,8 +17,7 @@ from scaling.attach.ranks import SlowRank, batch_elements, shares, slow_rank, un
 from scaling.attach.trace import Traced
 
 LEAST = AVOIDABLE_SHARE  # of a step: less is no finding
-# Of what no arm takes away: every script has some of it, and only a part can be avoided. More than in a
-# study, which knows what it runs: nothing here tells work from what can be avoided.
+# Of what no arm takes away, more than in a study: nothing here tells work from what can be avoided.
 LEAST_UNPAIRED = {"before_backward": 0.6, "gradients": 0.3, "optimizer": 0.3, "rest": 0.3, "idle": 0.2}
 WAITED_FOR = ("input", "rest")  # findings in which a GPU is idle, and not for want of launched kernels
 OFTEN_STEPS = 1.5  # what is done once in so many steps is a part of the usual one

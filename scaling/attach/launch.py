@@ -23,8 +23,7 @@ INJECT = Path(__file__).parent / "inject"
 END_S = 5.0  # how long a run's processes have to end when asked, or by themselves when all ranks have written
 LEAST_STEPS = 5  # after the warm-up: with fewer a run is not used
 
-NOTHING = "it wrote nothing"
-TAIL_BYTES = 2**14
+NOTHING, TAIL_BYTES = "it wrote nothing", 2**14
 # In errors of ranks that only miss another one; in torchrun's words on ranks that failed or are ended here.
 OTHER_RANK = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 ENDED = ("ChildFailedError", "SignalException")

@@ -16,14 +16,10 @@ from scaling.attach.launch import Run
 from scaling.measure.statistics import half_width
 
 PHASES = (  # a phase and the word for it in a sentence
-    ("input", "input"),
-    ("forward", "forward"),
-    ("backward", "backward"),
-    ("gradients", "time between backward and optimizer"),
-    ("update", "optimizer"),
-    ("evaluation", "evaluation"),
-    ("collective", "its own collectives"),
-)
+    ("input", "input"), ("forward", "forward"), ("backward", "backward"),
+    ("gradients", "time between backward and optimizer"), ("update", "optimizer"),
+    ("evaluation", "evaluation"), ("collective", "its own collectives"),
+)  # fmt: skip
 LONG = 2.0  # times the usual step: what takes longer is in no block
 LEAST_ROUNDS = 2  # in each half of a launch, for ranks to be compared in both
 AGREE = 0.02  # of a step: launches that differ by less agree; a third of them costs less than a wrong tie
@@ -36,8 +32,7 @@ class Saved:
     ratio: float  # of the step's time, from the mean over rounds of the logarithms of neighbouring blocks
     is_certain: bool  # shorter by the interval, and by more than the A/A spread in each of several launches
     is_compared: bool = True
-    # Half of the 95% t interval over rounds, of a step; not less than half of what launches differ by. None
-    # of fewer than three rounds.
+    # Half of the 95% t interval over rounds, at least half of what launches differ by; None of under three.
     half: float | None = None
     rounds: int = 0
     launches: tuple[float, ...] = ()

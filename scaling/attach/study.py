@@ -160,7 +160,6 @@ class _Session:
         return rounds >= LEAST_ROUNDS and all(half is not None and half <= ENOUGH for half in halves)
 
     def _is_open(self) -> bool:
-        """Whether launches disagree, or something seems faster."""
         every = [self.measured.aa, self.measured.saved("no_exchange"), self.measured.saved("cached_input")]
         disagree = any(saved is not None and saved.disagrees for saved in every)
         return disagree or (self.plan.launches > 1 and bool(to_confirm(self.measured, is_switched=True)))

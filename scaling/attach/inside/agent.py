@@ -26,8 +26,7 @@ from .record import write
 BACKWARD = "backward pass"
 UNWRAPPED = 3  # steps before those of a script without DDP count: a model may be wrapped after some
 
-# Modules that a script in which no DDP model steps has loaded, and classes of which it has an object -> what
-# it uses, and what shows its time or is to be taken instead.
+# Modules that a script without DDP has loaded, classes it has objects of -> what it uses, or is to use.
 USES = {
     "deepspeed.runtime.engine": "DeepSpeed; its wall_clock_breakdown shows where a step's time goes",
     "megatron.core": "Megatron; its --timing-log-level 2 shows where a step's time goes",
@@ -68,21 +67,17 @@ class Agent:
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
         self.phases: list[tuple[str, float, float]] = []  # of all that is timed: its name, start and end
         self.updates: dict[int, float] = {}  # when each optimizer began its step, in arms with phases
-        self.batches: list[tuple[int, int]] = []  # (samples, elements) of those drawn for training
-        self.cached_batches: list[tuple[int, int]] = []
-        self.digests: list[int] = []
-        self.scalers: list[Any] = []
+        # (samples, elements) of those drawn for training
+        self.batches, self.cached_batches = list[tuple[int, int]](), list[tuple[int, int]]()
+        self.digests, self.scalers, self.models = list[int](), list[Any](), list[Any]()
         self.collectives: Counter[str] = Counter()
-        self.passed = 0  # numbers that the script's own collectives were given
-        self.own_s = 0.0
+        self.passed, self.own_s = 0, 0.0  # numbers given to own collectives, seconds of marks
         self.facts: dict[str, Any] = {}
-        self.models: list[Any] = []
         self.is_armed = self.is_stopping = self.all_used = self.leaves_out_collectives = False
         self.when_exchanging: list[Callable[[], None]] = []
         self.threads: set[int] = set()  # of this process, those that have wrapped a model or made a step
         self.evaluating_since: float | None = None
-        self.is_evaluation_called = False
-        self.calls_backward = False  # or its gradients are those of `torch.autograd.grad`
+        self.is_evaluation_called = self.calls_backward = False  # or its gradients are of `autograd.grad`
         self.device = "cpu"
         self.marks: dict[int, list[float]] = {}
         self.events: dict[int, list[Any]] = {}

@@ -33,8 +33,7 @@ class Arm:
     is_settled: bool = False  # after a GPU has finished each
     hook: str = "all_reduce"  # what DDP calls for each bucket: a name in `changes`, or an aggregator
     bucket_mb: float | None = None
-    # Before the change of a step's time in the answer, with what the processes know without it (`usual`) and
-    # with it (`own`).
+    # Before the change of a step's time; `usual` is what processes know without it, `own` with it.
     said: str = ""
     finding: str = ""  # the kind where it is faster for sure; `<finding>_advice` is its template
     skipped: tuple[str, ...] = ()  # rules in `scaling.attach.arms` by which it is not run

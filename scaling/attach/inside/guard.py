@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-MOST_KEPT = 1000
 MOST_COPIED = 256 * 2**20  # bytes of an older file that a run changes; a larger one is not copied
 GONE = ".gone"  # ends the mark of an older path that the run has removed
 # Where every run writes; parts of paths that stay: what is made anew in every launch takes its time.
@@ -159,7 +158,7 @@ class Guard:
     A file `kept-HOST-PID` has a line for each; `made-HOST-PID` for new paths: moved to the run's folder."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self._kept, self._out = set[str](), str(order["out"])
+        self._out = str(order["out"])
         self._copies = Copies(self._out, float(order["began_s"]))
         self.latest = self._copies.latest
         self.changed, self.emptied = (functools.partial(self.instead, is_emptied=of) for of in (False, True))
@@ -208,13 +207,10 @@ class Guard:
 
     def _keep(self, path: Any, dir_fd: int | None = None) -> None:
         name = os.path.abspath(_absolute(path, dir_fd))
-        if name.startswith(QUIET) or name in self._kept or len(self._kept) >= MOST_KEPT:
-            return
-        self._kept.add(name)
-        self._copies.note("kept", name)
+        if not name.startswith(QUIET):
+            self._copies.note("kept", name)
 
     def _shows(self, folder: Any, name: Any) -> bool:
-        """Whether an entry of a folder is there for the run."""
         at = (name, folder) if isinstance(folder, int) else (os.path.join(folder, name),)
         return not self._copies.is_gone(*at)
 

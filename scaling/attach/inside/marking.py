@@ -294,13 +294,10 @@ def _evaluations(agent: Agent) -> None:
     """An evaluation is from the model's `eval` to its next `train`, or to the end of the step."""
 
     def is_model(module: Any) -> bool:
+        own = set(map(id, module.parameters()))
         if not agent.models:
-            return any(id(parameter) in agent.parameters for parameter in module.parameters())
-        wrapped: list[Any] = []
-        for model in agent.models:
-            inner = getattr(model, "module", model)
-            wrapped += [model, inner, getattr(inner, "_orig_mod", inner)]
-        return any(one is module or one is getattr(module, "_orig_mod", module) for one in wrapped)
+            return not own.isdisjoint(agent.parameters)
+        return any(own.issuperset(map(id, model.parameters())) for model in agent.models)
 
     @around(torch.nn.Module, "eval")
     def _(evaluate: Any, self: Any) -> Any:

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from .arms import LONGEST_BLOCK, order_of
 
-# Steps of a block, the first of which is left out, where it would take more seconds with the most. Of what is
-# done in every second, fifth or tenth step, other numbers leave out all or none.
+# Steps of a block where it would take more seconds with the most. Others see all or none of every tenth.
 LEAST_BLOCK, BLOCK_S = 3, 0.6
 KEY = "scaling_attach_{}"
 
