@@ -77,9 +77,14 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
         if best["lossy"]:
             best["lossy"] |= _accuracy_of(trainings, best["lossy"])
         if any(best.values()):
-            found.append(Finding("answer_aggregator", (ddp["cell_id"],), {**_values(given, ddp), **best}))
+            chosen = (*(one["cell_id"] for one in best.values() if one), ddp["cell_id"])
+            found.append(Finding("answer_aggregator", chosen, {**_values(given, ddp), **best}))
     if question == "compression" or not any(one.values["exact"] for one in found):
-        found = [replace(one, kind="answer_compression") for one in found]
+        lossy_first = [(one, [cell for cell in one.cells if is_lossy(by_id[cell])]) for one in found]
+        found = [
+            replace(one, kind="answer_compression", cells=tuple(dict.fromkeys((*first, *one.cells))))
+            for one, first in lossy_first
+        ]
     return found or (trained if question == "compression" else [])
 
 
@@ -134,7 +139,7 @@ def _best(ddp: Row, others: Sequence[Row], scatter: StudyScatter) -> dict[str, A
         return None
     interval = scatter.difference(ddp["cell_id"], best["cell_id"]).interval
     return {
-        **{name: best[name] for name in ("aggregator", "model", "dataset", "world_size")},
+        **{name: best[name] for name in ("cell_id", "aggregator", "model", "dataset", "world_size")},
         "step": best["step"] if best["step"] != ddp["step"] else None,
         "iteration_s": best["iteration_s"],
         "times": ddp["iteration_s"] / best["iteration_s"],
@@ -176,7 +181,7 @@ def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Findi
                 values |= {"times": worst["iteration_s"] / best["iteration_s"]}
                 values |= {"interval": differences[-1].interval}
                 values["num_launches"] = min(int(row["repeats"] or 1) for row in same)
-                yield Finding("answer_buckets", tuple(row["cell_id"] for row in same), values)
+                yield Finding("answer_buckets", tuple(row["cell_id"] for row in by_time), values)
 
 
 def _trained(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> Iterator[Finding]:

@@ -50,13 +50,13 @@ def blocks_of(
     groups: Sequence[CellGroup],
     figures: Sequence[SavedFigure],
     tables: Sequence[Table],
-    verdicts: Sequence[Finding],
+    answers: Sequence[Finding],
     *,
     has_answer_table: bool = False,
 ) -> list[Block]:
     """All workloads, those of the first answers first; `has_answer_table` has the trainings already."""
-    named = {cell for verdict in verdicts for cell in verdict.cells}
-    ordered = in_order_of([verdict.cells[0] for verdict in verdicts], groups)
+    named = {cell for answer in answers for cell in answer.cells}
+    ordered = in_order_of([*dict.fromkeys(answer.cells[0] for answer in answers)], groups)
     titles = short_names([title_parts(group.given) for group in ordered])
     blocks = []
     members = by_key(zip(ordered, titles, strict=True), lambda pair: pair[1][0])

@@ -156,7 +156,10 @@ def content_of(
             groups,
             figures,
             [*tables, *extras.tables],
-            extras.verdicts,
+            [
+                *(replace(one, cells=one.cells[:1]) for one in extras.answers if extras.verdicts),
+                *extras.verdicts,
+            ],
             has_answer_table=not extras.verdicts and bool(extras.answers or extras.table),
         ),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),

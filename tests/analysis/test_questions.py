@@ -153,6 +153,8 @@ def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
 def test_link_of_compression_is_named_even_where_there_is_one_alone(study, epoch_line):
     fill(study, ("all_reduce", 2, 0.6), ("one_bit", 2, 0.4, {"lossy": True}), **GPU)
     answer = answered(study, "compression")
+    (chosen,) = [cell for cell in read_cells(study.folder) if cell.cell["aggregator"] == "one_bit"]
+    assert answer.cells[0] == chosen.cell_id  # the page opens where that was timed
     assert answer.sentence.startswith("mlp, peer access: lossy one_bit")
     assert column(answer, "workload") == ["mlp, peer access"]
 
