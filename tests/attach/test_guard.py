@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from scaling.attach.files import take_files
 from scaling.attach.launch import INJECT
 from tests.waiting import LIMIT_S
 
@@ -241,6 +242,25 @@ except FileNotFoundError as error: print(error)
     ]
     assert folder.run(code + seen).splitlines() == folder.run(seen).splitlines() == expected
     assert folder.texts() == {f"ckpt_{at}": "mine" for at in range(3)}
+
+
+def test_folders_that_links_lead_to_and_new_ones_that_are_renamed_end_in_the_runs_folder(folder, tmp_path):
+    (folder.work / "ckpt_1").mkdir()
+    (folder.work / "ckpt_1" / "step").write_text("1")
+    (folder.work / "last").symlink_to("ckpt_1")
+    code = """
+os.mkdir('new')
+open('new/step', 'w').write('2')
+os.rename('new', 'ckpt_2')
+os.unlink('last')
+os.symlink('ckpt_2', 'last')
+shutil.rmtree('ckpt_1')
+print(open('last/step').read(), os.listdir('last'), os.path.basename(os.path.realpath('last')))
+"""
+    assert folder.run(code) == "2 ['step'] ckpt_2"
+    take_files(tmp_path / "out", folder.work)
+    assert folder.texts() == {"ckpt_1/step": "1"}
+    assert (tmp_path / "out" / "files" / "ckpt_2" / "step").read_text() == "2"
 
 
 SAVES = """

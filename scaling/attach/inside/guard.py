@@ -91,6 +91,8 @@ class Copies:
         self._is_any = self._is_any or posix.access(self._folder, os.F_OK)
         if not self._is_any or isinstance(path, int):
             return path
+        if posix.access(f"{self._folder}/links", os.F_OK):
+            path = self._through_links(path, dir_fd)
         for is_last in (False, True)[: 1 + is_followed]:
             if (status := status_of(path, dir_fd, is_followed=is_last)) is None:
                 break
@@ -102,6 +104,16 @@ class Copies:
                 return place
             if posix.access(place + GONE, os.F_OK):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return path
+
+    def _through_links(self, path: Any, dir_fd: int | None) -> Any:
+        """The same entry, by what folders that are links now lead to."""
+        name = os.path.abspath(_absolute(path, dir_fd))
+        for at in [at for at, letter in enumerate(name) if at and letter == os.sep]:
+            status = status_of(name[:at], None, is_followed=False)
+            with suppress(OSError, AttributeError):  # it is no link, or leads where it did
+                target = posix.readlink(self.place(status))  # type: ignore[arg-type]
+                return self._through_links(os.path.join(os.path.dirname(name[:at]), target + name[at:]), None)
         return path
 
     def is_gone(self, path: Any, dir_fd: int | None = None) -> bool:
@@ -133,6 +145,7 @@ class Copies:
         unfinished = _unfinished(place := self.begin(posix.lstat(dst), None))
         if os.path.islink(src):
             posix.symlink(posix.readlink(src), unfinished)
+            self._write(f"{self._folder}/links", b"")
             posix.unlink(src)
         else:
             self._move(src, unfinished)  # from another file system it is a copy
@@ -145,6 +158,7 @@ class Copies:
             posix.unlink(place + GONE)
         else:
             posix.symlink(target, place)
+            self._write(f"{self._folder}/links", b"")
 
     def remove(self, name: str) -> None:
         place = self.begin(posix.lstat(name), None)
@@ -175,7 +189,7 @@ class Guard:
             (os, "open", self._open),
             (os, "truncate", lambda call, path, length: call(self.changed(path), length)),
             (os, "stat lstat readlink access", self._look),
-            (os, "listdir", lambda call, path=".": [one for one in call(path) if self._shows(path, one)]),
+            (os, "listdir", self._list),
             (os, "scandir", self._scan),
             (shutil, "move", self._rename),
         ):
@@ -214,8 +228,12 @@ class Guard:
         at = (name, folder) if isinstance(folder, int) else (os.path.join(folder, name),)
         return not self._copies.is_gone(*at)
 
+    def _list(self, call: Any, path: Any = ".") -> Any:
+        path = self.latest(path)
+        return [name for name in call(path) if self._shows(path, name)]
+
     def _scan(self, call: Any, path: Any = ".") -> Any:
-        entries = call(path)
+        entries = call(path := self.latest(path))
         shown = _Entries(lambda entry: self._shows(path, entry.name), entries)
         shown.close = entries.close
         return shown
