@@ -120,8 +120,7 @@ def _slow(measured: Measured) -> str:
 
 def _turns(measured: Measured) -> float | None:
     """How long a step waits for whichever rank is last in it; that is no exchange."""
-    uneven_s = measured.uneven_s.get(measured.own_arm, {})
-    ratios = [seconds / measured.usual_s for seconds in uneven_s.values()]
+    ratios = [seconds / measured.usual_s for seconds in measured.uneven_s.get(measured.own_arm, {}).values()]
     if measured.spread_ratio is None or len(ratios) < 2 or min(ratios) <= measured.spread_ratio:
         return None
     return float(np.median(ratios))
@@ -132,8 +131,7 @@ def _input(measured: Measured) -> str:
     if saved is None and "cached_input" not in measured.steps_s:
         return _missing(measured, "With cached input", "cached_input")
     workers = [rank.get("loader_workers", 0) for rank in measured.alone]
-    making = {**made, "workers": workers[0]} if made else None
-    return _said("input", saved=saved, made=making)
+    return _said("input", saved=saved, made={**made, "workers": workers[0]} if made else None)
 
 
 def _single_runs(measured: Measured, traced: Traced | None) -> Iterator[str]:

@@ -47,8 +47,7 @@ def rare(measured: Measured) -> list[Rare]:
 
 
 def _marks(rank: dict[str, Any]) -> list[float]:
-    every = rank.get("host_s", rank["step_s"])
-    return list(min(every, key=len)[rank["warmup"] - 1 :])
+    return list(min(rank.get("host_s", rank["step_s"]), key=len)[rank["warmup"] - 1 :])
 
 
 def _steps_with(rank: dict[str, Any], kind: str, *, in_warmup: bool = False) -> dict[int, float]:

@@ -101,8 +101,7 @@ def blocks_of(steps: Sequence[Sequence[MarkedStep]]) -> dict[str, dict[int, list
     blocks: dict[str, dict[int, list[list[MarkedStep]]]] = {}
     for rank, own in enumerate(steps):
         for step in own:
-            rounds = blocks.setdefault(step.arm, {})
-            rounds.setdefault(step.block, [[] for _ in steps])[rank].append(step)
+            blocks.setdefault(step.arm, {}).setdefault(step.block, [[] for _ in steps])[rank].append(step)
     return blocks
 
 

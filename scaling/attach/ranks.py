@@ -110,8 +110,7 @@ def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> st
 
 def _above_gap(ranks: Sequence[float]) -> tuple[int, ...]:
     order = np.argsort(ranks)
-    gaps = np.diff(np.asarray(ranks)[order])
-    cut = int(np.argmax(gaps)) + 1
+    cut = int(np.argmax(np.diff(np.asarray(ranks)[order]))) + 1
     slow = tuple(sorted(int(at) for at in order[cut:]))
     return slow if len(slow) <= len(ranks) / 2 else ()
 

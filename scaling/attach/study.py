@@ -81,9 +81,8 @@ def attach(plan: AttachPlan, out: Path, say: Callable[[str], None]) -> tuple[lis
     say_files(ranks, out, cwd, began_s, say)
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
-    found = findings(measured, session.traced)
-    gains = [{**asdict(one), "advice": text_of(one, "advice")} for one in found]
-    folder.folder.write_text("findings.json", json.dumps(gains, indent=1) + "\n")
+    found = [{**asdict(one), "advice": text_of(one, "advice")} for one in findings(measured, session.traced)]
+    folder.folder.write_text("findings.json", json.dumps(found, indent=1) + "\n")
     return lines, code
 
 

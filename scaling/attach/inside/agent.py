@@ -195,7 +195,7 @@ class Agent:
         """Changes the arm where a block ends; the ranks do so after the same step."""
         if len(self.plan.labels) >= made:
             return  # of several optimizers, another one makes the step
-        if self.device == "cuda" and self.plan.ends_block(made, self.warmup):
+        if self.device == "cuda" and made >= self.warmup and not (made - self.warmup) % self.plan.block:
             torch.cuda.synchronize()  # no arm begins while steps of another one wait
         place, at = self.plan.next(made, self.warmup, min(self.marks.values(), key=len), self.place[0])
         if at == 0 and self.plan.rounds:

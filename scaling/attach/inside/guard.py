@@ -92,28 +92,26 @@ class Copies:
         if not self._is_any or isinstance(path, int):
             return path
         if posix.access(f"{self._folder}/links", os.F_OK):
-            path = self._through_links(path, dir_fd)
+            path = self._through_links(path, dir_fd, is_followed)
         for is_last in (False, True)[: 1 + is_followed]:
             if (status := status_of(path, dir_fd, is_followed=is_last)) is None:
                 break
             own = status_of(place := self.place(status), None, is_followed=False)
-            if own and is_followed and stat.S_ISLNK(own.st_mode):
-                folder = os.path.dirname(_absolute(path, dir_fd))
-                return self.latest(os.path.join(folder, posix.readlink(place)))
             if own:
                 return place
             if posix.access(place + GONE, os.F_OK):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return path
 
-    def _through_links(self, path: Any, dir_fd: int | None) -> Any:
-        """The same entry, by what folders that are links now lead to."""
-        name = os.path.abspath(_absolute(path, dir_fd))
+    def _through_links(self, path: Any, dir_fd: int | None, is_followed: bool) -> Any:
+        """The same entry, by what links lead to now."""
+        name = os.path.abspath(_absolute(path, dir_fd)) + os.sep * is_followed
         for at in [at for at, letter in enumerate(name) if at and letter == os.sep]:
             status = status_of(name[:at], None, is_followed=False)
             with suppress(OSError, AttributeError):  # it is no link, or leads where it did
                 target = posix.readlink(self.place(status))  # type: ignore[arg-type]
-                return self._through_links(os.path.join(os.path.dirname(name[:at]), target + name[at:]), None)
+                led = os.path.join(os.path.dirname(name[:at]), target) + name[at:].rstrip(os.sep)
+                return self._through_links(led, None, is_followed)
         return path
 
     def is_gone(self, path: Any, dir_fd: int | None = None) -> bool:
@@ -144,8 +142,7 @@ class Copies:
         """A file or link of the run's own is read in an older one's place from now on."""
         unfinished = _unfinished(place := self.begin(posix.lstat(dst), None))
         if os.path.islink(src):
-            posix.symlink(posix.readlink(src), unfinished)
-            self._write(f"{self._folder}/links", b"")
+            self._lead(posix.readlink(src), unfinished)
             posix.unlink(src)
         else:
             self._move(src, unfinished)  # from another file system it is a copy
@@ -157,8 +154,11 @@ class Copies:
         if target is None:
             posix.unlink(place + GONE)
         else:
-            posix.symlink(target, place)
-            self._write(f"{self._folder}/links", b"")
+            self._lead(target, place)
+
+    def _lead(self, target: str, place: str) -> None:
+        posix.symlink(target, place)
+        self._write(f"{self._folder}/links", b"")
 
     def remove(self, name: str) -> None:
         place = self.begin(posix.lstat(name), None)

@@ -185,7 +185,16 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
 
 def _batches(agent: Agent) -> None:
     """Counts the batches that a loader gives, and the iterators over it, but for those of an evaluation. What
-    another thread draws ahead belongs to no step: its size alone is noted."""
+    another thread draws ahead belongs to no step: its size alone is noted. Drawing is input, and so is to
+    start and to stop a loader's workers."""
+
+    def timed(call: Any, self: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(self)
+        finally:
+            if agent.arm.has_phases and agent.is_armed and agent.is_own_thread:
+                agent.phases.append(("input", start, time.perf_counter()))
 
     @around(dataloader._BaseDataLoaderIter, "__next__")
     def _(draw: Any, self: Any) -> Any:
@@ -194,7 +203,7 @@ def _batches(agent: Agent) -> None:
             is_other = bool(agent.batches) and not getattr(self, "_attach_trains", False)
             agent.evaluates(is_other and not agent.may_train)
         try:
-            batch = draw(self)
+            batch = timed(draw, self)
         except StopIteration:
             if agent.is_training:
                 agent.facts["exhausted"] = agent.facts.get("exhausted", 0) + 1
@@ -220,34 +229,9 @@ def _batches(agent: Agent) -> None:
     def _(iterate: Any, self: Any) -> Any:
         if agent.is_training:
             agent.facts["iterators"] = agent.facts.get("iterators", 0) + 1
-            agent.facts["pin_memory"] = bool(self.pin_memory)
-            agent.facts["unshared_samples"] = _unshared(self)
-            agent.facts["persistent_workers"] = bool(getattr(self, "persistent_workers", False))
-        return iterate(self)
-
-    _time_input(agent)
-
-
-def _unshared(loader: Any) -> int:
-    """The length of a data set that a loader draws from without regard to other ranks; 0 of others."""
-    batches = loader.batch_sampler
-    is_plain = type(batches) is BatchSampler and type(batches.sampler) in (RandomSampler, SequentialSampler)
-    return len(loader.dataset) if is_plain else 0
-
-
-def _time_input(agent: Agent) -> None:
-    """Drawing a batch is input, and so is to start and to stop a loader's workers."""
-
-    def timed(call: Any, self: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return call(self)
-        finally:
-            if agent.arm.has_phases and agent.is_armed and agent.is_own_thread:
-                agent.phases.append(("input", start, time.perf_counter()))
-
-    around(dataloader._BaseDataLoaderIter, "__next__")(timed)
-    around(dataloader.DataLoader, "__iter__")(timed)
+            known = {name: bool(getattr(self, name)) for name in ("pin_memory", "persistent_workers")}
+            agent.facts |= {**known, "unshared_samples": _unshared(self)}
+        return timed(iterate, self)
 
     @around(dataloader._MultiProcessingDataLoaderIter, "_shutdown_workers")
     def _(shut_down: Any, self: Any) -> None:
@@ -256,6 +240,13 @@ def _time_input(agent: Agent) -> None:
             shut_down(self)
         else:
             timed(shut_down, self)
+
+
+def _unshared(loader: Any) -> int:
+    """The length of a data set that a loader draws from without regard to other ranks; 0 of others."""
+    batches = loader.batch_sampler
+    is_plain = type(batches) is BatchSampler and type(batches.sampler) in (RandomSampler, SequentialSampler)
+    return len(loader.dataset) if is_plain else 0
 
 
 def _queued_s() -> float:

@@ -23,10 +23,7 @@ class Plan:
         self._seed, self._enough = int(order.get("seed", 0)), Path(order["out"]) / "enough"
         self._budget_s, self._began_s = float(order.get("budget_s", 0.0)), 0.0
         self.waits_for_epoch = bool(order.get("until_epoch"))  # no step is the last one before it has ended
-        self._block, self._last, self._label = LONGEST_BLOCK, 0, (self.first, -1, 0)
-
-    def ends_block(self, made: int, warmup: int) -> bool:
-        return made >= warmup and not (made - warmup) % self._block
+        self.block, self._last, self._label = LONGEST_BLOCK, 0, (self.first, -1, 0)
 
     def next(self, made: int, warmup: int, marks_s: list[float], rank: int) -> tuple[str, int]:
         """The arm of the step after so many; "stop" after the last round. And its number in the round."""
@@ -36,10 +33,10 @@ class Plan:
             return self.first, 1
         if step == 0:
             self._began_s = marks_s[-1]
-            self._block = self._agree_on_block(marks_s[-min(warmup, 5) :], rank)
-        block, within = divmod(step, self._block)
+            self.block = self._agree_on_block(marks_s[-min(warmup, 5) :], rank)
+        block, within = divmod(step, self.block)
         number, place = divmod(block, len(self.arms))
-        at = place * self._block + within
+        at = place * self.block + within
         if at == 0 and number > 0:
             self.rounds = number
             if self._is_over(number, rank):
