@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.doctor": frozenset({"scaling.cli.options", "scaling.doctor"}),
     "scaling.cli.submit": STUDYING,
     **{f"scaling.cli.{verb}": READING for verb in ("report", "compare", "export", "status")},
-    "scaling.cli.advice": READING | {"topologies"},
+    "scaling.cli.advice": READING | {"topologies", "scaling.cli.predict"},
     "scaling.cli": BOTTOM | {"topologies", "scaling.cli.options", "scaling.store"} | OF_VERBS,
     "scaling.__main__": frozenset({"scaling.cli", "scaling.import_path"}),
 }

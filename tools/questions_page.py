@@ -25,14 +25,15 @@ QUESTIONS = {
     "Which bucket size?": "recommend {}buckets-2xh200",
     "DDP, ZeRO or FSDP?": "recommend {}sharded-2xh100 --objective memory",
     "Does compression pay?": "recommend {}one-bit-step-4xh200",
-    "Which learning rate reaches the accuracy soonest?": "recommend {}alexnet-rates-4xh200 "
-    "--objective time-to-accuracy",
+    "Which batch and rate on 8 GPUs?": "recommend {}learning-cifar-2xh200 --objective time-to-target "
+    "--topology hgx-h200 --world-sizes 8",
     "Is the new machine, or driver, slower?": "compare {}fcn-r-4xh200 {}mnist-4xh200",
     "What would 8 GPUs give?": "predict {}fcn-r-4xh200/study.yaml aggregators=[all_reduce] peer_access=true "
     "--topology hgx-h200 --world-sizes 8 --from {}fcn-r-4xh200",
     "PCIe or NVLink?": "explain {}fcn-r-4xh200 all_reduce@4",
     "Is a rank or a node slow?": "explain {}planted-faults-4xh200 slow_rank@4",
-    "What is cheapest?": "recommend {}fcn-r-4xh200 --objective gpu-hours",
+    "What is the cheapest way to an accuracy?": "recommend {}learning-cifar-2xh200 "
+    "--objective gpu-hours-to-target",
 }
 """Question -> command, {} for the folder of committed results."""
 

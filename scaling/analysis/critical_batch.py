@@ -27,6 +27,8 @@ NEARLY_LEAST = 0.1  # at B_crit over it, the steps are above S_min by this part:
 _FREE = ("scaling", "learning_rate", "learning_rate_rule", "base_batch")
 _FAMILY = [one.key for one in with_columns(role=Role.GIVEN | Role.RECIPE) if one.key not in _FREE]
 _TIMED = [one.key for one in with_columns(Shared.TIMED) if one.key in _FAMILY]
+_GIVEN = ("model", "dataset", "device", "target_accuracy", BITS_TARGET)
+_goal = itemgetter(*_GIVEN)
 _BY_WORKERS = ("world_size", "local_batch", "peer_access")
 _STEP = [one for one in with_columns(role=Role.PREDICTED) if one.key not in _BY_WORKERS]
 _own = itemgetter("global_batch", "world_size", "aggregator", "wire", "sync_every", "outer_update")
@@ -38,6 +40,7 @@ class WorkersAndBatch:
     steps: Fitted
     is_extrapolated: bool  # its batch is outside those trained
     is_own: bool  # the steps are those of a lossy exchange
+    rate: float | None = None  # the best learning rate of its batch, where that was trained
 
     @property
     def seconds(self) -> Fitted:
@@ -60,7 +63,7 @@ class WorkersAndBatch:
             **columns.pick(self.row, "world_size", "global_batch", "iteration_s", "cell_id"),
             "exchange": columns.with_local_updates(self.row),
             "unit": columns.unit_of_workers(self.row),
-            **columns.pick(vars(self), "steps", "is_extrapolated", "is_own"),
+            **columns.pick(vars(self), "steps", "is_extrapolated", "is_own", "rate"),
             "is_predicted": "is_predicted" in self.row,
             **{name: getattr(self, name) for name in ("seconds", "hours", "joules")},
         }
@@ -129,25 +132,29 @@ class LearningPlan:
         values |= {"critical": critical, "least": self.fit.least, "nearly": NEARLY_LEAST}
         values |= {"enough": critical.high / NEARLY_LEAST, "misfit": math.sqrt(self.fit.misfit)}
         values["differs"] = bool(noise) and (critical.low > noise["high"] or critical.high < noise["low"])
+        yield self.by_seconds(quantity)
         yield Finding("critical_batch", ids, values)
+
+    def by_seconds(self, quantity: str) -> Finding:
         left_out = columns.pick(vars(self), "given", "not_trained", "num_large", "num_shared")
         if not self.settings:
-            yield Finding("seconds_not_timed", ids, left_out)
-            return
-        base, *others = self.by_workers.values()
-        least = self.least(quantity)
+            return Finding("seconds_not_timed", (), left_out)
+        best, (base, *others) = self.settings[0], self.by_workers.values()
+        first, least = self.trained[0].rows[0], self.least(quantity)
         values = {
             **left_out,
-            "best": self.settings[0].values(),
+            **columns.pick(best.row, "world_size", "device"),
+            "best": best.values(),
+            "times": None if best is base else self.times_faster(best, base).value,
             "base": base.values(),
             "others": [{**one.values(), "times": self.times_faster(one, base)} for one in others],
             "front": [one.values() for one in self.front],
             "knee": self.knee.values(),
             "quantity": quantity,
             "least": least and least.values(),
-            "lacks": any(_augmentation(one.row) != _augmentation(rows[0]) for one in self.settings),
+            "lacks": any(_augmentation(one.row) != _augmentation(first) for one in self.settings),
         }
-        yield Finding("seconds_by_workers", tuple(one.row["cell_id"] for one in self.settings), values)
+        return Finding("seconds_by_workers", tuple(one.row["cell_id"] for one in self.settings), values)
 
 
 def _noise_scale(rows: Sequence[Row]) -> dict[str, Any]:
@@ -167,8 +174,8 @@ def learning_plans(
     max_memory_bytes: float = math.inf,
     predicted: Sequence[Mapping[str, Any]] = (),
 ) -> list[LearningPlan]:
-    """One plan for each target of exact trainings, in the summary's order. `predicted`: rows of `scaling
-    predict --json`, for numbers of workers whose step was not timed."""
+    """One plan for each recipe and target of exact trainings, the fastest first. `predicted`: rows as of
+    `scaling predict --json`, for numbers of workers whose step was not timed."""
     usable = [row for row in rows if not columns.has_no_model(row) and columns.is_unchanged(row)]
     usable = [row for row in usable if not columns.is_aa_replicate(row)]
     usable = [row for row in usable if row["world_size"] == 1 or not columns.is_control_arm(row)]
@@ -179,9 +186,25 @@ def learning_plans(
     known = [{**row, "target_accuracy": cells[row["cell_id"]].cell.get("target_accuracy")} for row in known]
     aimed = [row for row in known if row["target_accuracy"] or row[BITS_TARGET]]
     families = by_key(aimed, lambda row: (*(row[name] for name in _FAMILY), row["target_accuracy"])).values()
-    differing = [name for name in _FAMILY if len({family[0][name] for family in families}) > 1]
-    plans = [_plan(family, timed, cells, max_memory_bytes, differing) for family in families]
-    return [plan for plan in plans if plan.trained or plan.missed]
+    told = _distinguishing([family[0] for family in families])
+    plans = [_plan(family, timed, cells, max_memory_bytes, told) for family in families]
+    by_target = by_key([plan for plan in plans if plan.trained or plan.missed], lambda one: _goal(one.given))
+    return [plan for same in by_target.values() for plan in sorted(same, key=_fastest_s)]
+
+
+def _fastest_s(plan: LearningPlan) -> float:
+    return plan.settings[0].seconds.value if plan.settings else math.inf
+
+
+def _distinguishing(firsts: Sequence[Row]) -> list[str]:
+    """So many settings, in their order, as distinguish the trainings to one target."""
+    told: list[str] = []
+    for name in _FAMILY:
+        if len(by_key(firsts, itemgetter(*_GIVEN, *told, name))) > len(
+            by_key(firsts, itemgetter(*_GIVEN, *told))
+        ):
+            told.append(name)
+    return told
 
 
 def _predicted_steps(timed: Sequence[Row], predicted: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -201,15 +224,12 @@ def _predicted_steps(timed: Sequence[Row], predicted: Sequence[Mapping[str, Any]
     return found
 
 
-_GIVEN = ("model", "dataset", "device", "target_accuracy", BITS_TARGET)
-
-
 def _plan(
     family: Sequence[Row],
     timed: Sequence[Row],
     cells: Mapping[str, CellResult],
     max_memory_bytes: float,
-    differing: Sequence[str],
+    told: Sequence[str],
 ) -> LearningPlan:
     def loses(row: Row) -> bool:
         return bool(row["world_size"] > 1 and is_lossy(cells[row["cell_id"]]))
@@ -231,13 +251,17 @@ def _plan(
         batch, steps = row["global_batch"], own.get(key)
         if fit and not loses(row):
             is_outside = not trained[0].batch <= batch <= trained[-1].batch
-            settings.append(WorkersAndBatch(row, fit.steps(batch), is_outside, is_own=False))
+            rate = next((one.rate for one in trained if one.batch == batch), None)
+            settings.append(WorkersAndBatch(row, fit.steps(batch), is_outside, is_own=False, rate=rate))
         elif fit and steps:
-            settings.append(WorkersAndBatch(row, _steps_of(steps, fit), is_extrapolated=False, is_own=True))
+            of_lossy = _steps_of(steps, fit)
+            settings.append(
+                WorkersAndBatch(row, of_lossy, is_extrapolated=False, is_own=True, rate=steps.rate)
+            )
         else:
             name = columns.with_local_updates(row)
             not_trained.append(f"{name} on {columns.workers_of(row)} at batch {batch:,}")
-    further = [name for name in differing if name not in _GIVEN and first[name] is not None]
+    further = [name for name in told if first[name] is not None]
     return LearningPlan(
         {**columns.pick(first, *_GIVEN), "further": [axis(name).text(first[name]) for name in further]},
         trained,

@@ -14,6 +14,7 @@ import pandas as pd
 
 from scaling.analysis.candidates import MEMORY, TIME, CandidateSet, workloads
 from scaling.analysis.columns import DEVICE, TRANSFER, Row, by_key, is_control_arm, is_of_older_code, to_rows
+from scaling.analysis.critical_batch import learning_plans
 from scaling.analysis.findings import Finding
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.recommend import recommend
@@ -60,9 +61,12 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
         return [*_memory(table, cells)]
     if question == "buckets":
         return [*_buckets(to_rows(table), cells)]
+    rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
+    if question == "time_to_target":
+        found = [plan.by_seconds("seconds") for plan in learning_plans(rows, by_id) if plan.settings]
+        return [replace(one, kind="answer_target", cells=one.cells[:1]) for one in found]
     if question not in ("aggregator", "compression"):
         return []
-    rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
     trained, scatter = [*_trained(rows, by_id)], scatter_of(cells)
     trainings = by_key([one.values for one in trained], itemgetter(*_TRAINING))
     found = []
@@ -73,9 +77,14 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
         if best["lossy"]:
             best["lossy"] |= _accuracy_of(trainings, best["lossy"])
         if any(best.values()):
-            found.append(Finding("answer_aggregator", (ddp["cell_id"],), {**_values(given, ddp), **best}))
+            chosen = (*(one["cell_id"] for one in best.values() if one), ddp["cell_id"])
+            found.append(Finding("answer_aggregator", chosen, {**_values(given, ddp), **best}))
     if question == "compression" or not any(one.values["exact"] for one in found):
-        found = [replace(one, kind="answer_compression") for one in found]
+        lossy_first = [(one, [cell for cell in one.cells if is_lossy(by_id[cell])]) for one in found]
+        found = [
+            replace(one, kind="answer_compression", cells=tuple(dict.fromkeys((*first, *one.cells))))
+            for one, first in lossy_first
+        ]
     return found or (trained if question == "compression" else [])
 
 
@@ -130,7 +139,7 @@ def _best(ddp: Row, others: Sequence[Row], scatter: StudyScatter) -> dict[str, A
         return None
     interval = scatter.difference(ddp["cell_id"], best["cell_id"]).interval
     return {
-        **{name: best[name] for name in ("aggregator", "model", "dataset", "world_size")},
+        **{name: best[name] for name in ("cell_id", "aggregator", "model", "dataset", "world_size")},
         "step": best["step"] if best["step"] != ddp["step"] else None,
         "iteration_s": best["iteration_s"],
         "times": ddp["iteration_s"] / best["iteration_s"],
@@ -172,7 +181,7 @@ def _buckets(rows: Sequence[Row], cells: Sequence[CellResult]) -> Iterator[Findi
                 values |= {"times": worst["iteration_s"] / best["iteration_s"]}
                 values |= {"interval": differences[-1].interval}
                 values["num_launches"] = min(int(row["repeats"] or 1) for row in same)
-                yield Finding("answer_buckets", tuple(row["cell_id"] for row in same), values)
+                yield Finding("answer_buckets", tuple(row["cell_id"] for row in by_time), values)
 
 
 def _trained(rows: Sequence[Row], cells: Mapping[str, CellResult]) -> Iterator[Finding]:

@@ -303,8 +303,8 @@ def single_like(row: Row, singles: Sequence[Candidate]) -> Candidate | None:
 
 def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | None) -> dict[str, Any] | None:
     """What a step takes beyond that of an ideal speedup, by the control arm: what the exchange adds
-    (`exchange_range_s`: with the exposed time, where the two differ), and the rest; of the choice, or of the
-    fastest with several workers. None where less than LEAST_LOSS is lost, or a rule names the cause."""
+    and the rest; of the choice, or of the fastest with several workers. None where less than LEAST_LOSS is
+    lost, or a rule names the cause."""
     row = choice.row
     if row["world_size"] == 1:
         several = [other.row for other in others if other.row["world_size"] > 1]
@@ -319,8 +319,7 @@ def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | N
     lost_s = step_s * (1 - row["parallel_efficiency"])
     if lost_s < LEAST_LOSS * step_s:
         return None
-    check, spans_s = row["exposed_check"], row["exchange_overhead_s"]
-    agrees = check is None or check.kind == "exposed_times_agree" or spans_s is None
+    check = row["exposed_check"] if row["exchange_overhead_s"] is not None else None
     known_to_s = (
         0.0 if row["iteration_s_high"] is None else (row["iteration_s_high"] - row["iteration_s_low"]) / 2
     )
@@ -331,8 +330,7 @@ def losses_of(choice: Candidate, others: Sequence[Candidate], limit: Finding | N
         "is_strong": row["scaling"] == "strong",
         "ideal_s": step_s - lost_s,
         "exchange_s": exchange_s,
-        "exchange_range_s": sorted(max(0.0, one) for one in (exchange_s, exchange_s if agrees else spans_s)),
-        "is_resolved": agrees or check.kind == "exposed_times_differ",
+        "is_resolved": check is None or check.kind in ("exposed_times_agree", "exposed_times_differ"),
         "rest_s": rest_s if rest_s > max(known_to_s, LEAST_PART * step_s) else None,
         "shares": shares,
         "largest": max((name for name in shares if name != "ideal"), key=lambda name: shares[name]),

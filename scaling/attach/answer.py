@@ -64,7 +64,7 @@ def first_lines(measured: Measured) -> Iterator[str]:
         "step", step_s=usual_s, clock_s=usual_s / (1 + (more_ratio or 0.0)), more_ratio=more_ratio,
         marks_ratio=by_clock_ratio, is_host_only=is_host_only, aa=aa,
         spread=measured.spread_ratio, is_apart=measured.apart is not None,
-        reason=measured.reasons.get("aa", "the arm aa was not asked for"),
+        reason=measured.reasons.get("aa", "the arm aa was not asked for"), **facts.mean_step(measured),
     )  # fmt: skip
     if measured.apart is not None:
         yield _said("apart", reason=measured.apart)
@@ -120,8 +120,7 @@ def _slow(measured: Measured) -> str:
 
 def _turns(measured: Measured) -> float | None:
     """How long a step waits for whichever rank is last in it; that is no exchange."""
-    uneven_s = measured.uneven_s.get(measured.own_arm, {})
-    ratios = [seconds / measured.usual_s for seconds in uneven_s.values()]
+    ratios = [seconds / measured.usual_s for seconds in measured.uneven_s.get(measured.own_arm, {}).values()]
     if measured.spread_ratio is None or len(ratios) < 2 or min(ratios) <= measured.spread_ratio:
         return None
     return float(np.median(ratios))
@@ -132,8 +131,7 @@ def _input(measured: Measured) -> str:
     if saved is None and "cached_input" not in measured.steps_s:
         return _missing(measured, "With cached input", "cached_input")
     workers = [rank.get("loader_workers", 0) for rank in measured.alone]
-    making = {**made, "workers": workers[0]} if made else None
-    return _said("input", saved=saved, made=making)
+    return _said("input", saved=saved, made={**made, "workers": workers[0]} if made else None)
 
 
 def _single_runs(measured: Measured, traced: Traced | None) -> Iterator[str]:
@@ -188,12 +186,12 @@ def _efficiency(measured: Measured) -> str:
 
 def _few_steps(measured: Measured) -> Iterator[str]:
     often = [one for one in facts.rare(measured) if one.ratio >= LEAST_SAID]
-    least, ratio, what = findings.other_steps(measured)
+    least, ratio = findings.other_steps(measured)
     is_more = measured.spread_ratio is not None and least > max(measured.spread_ratio, 0.02)
     if often:
         yield _said("rare", often=often, is_more=is_more)
     elif is_more:
-        yield _said("other_steps", ratio=ratio, what=what)
+        yield _said("other_steps", ratio=ratio)
     if _long_steps_seen(measured):
         _, usual, in_input = measured.long_steps_found()
         is_mostly = in_input > findings.MOSTLY_INPUT
@@ -205,5 +203,4 @@ def _few_steps(measured: Measured) -> Iterator[str]:
 
 
 def _long_steps_seen(measured: Measured) -> bool:
-    """Whether in every unchanged run they add more than the spread, and than a study tells."""
     return measured.long_steps_found()[0] > max(measured.spread_ratio or 0.0, LONG_STEPS)

@@ -49,6 +49,8 @@ def _no_collectives(_: Arm, measured: Measured) -> str | None:
     ranks = measured.ranks
     if ranks[0].get("without_ddp"):
         return "without DDP they are the exchange, which no_exchange leaves out"
+    if hook := ranks[0].get("script_hook"):
+        return f"they are not told from those of its communication hook {hook}"
     called = ranks[0].get("collectives", {})
     if not any(4 * count >= len(min(ranks[0]["step_s"], key=len)) for count in called.values()):
         return "the script has no collectives of its own in its steps"
@@ -85,6 +87,7 @@ def _no_input(_: Arm, measured: Measured) -> str | None:
 
 RULES: dict[str, tuple[str, Callable[[Arm, Measured], str | bool | None]]] = {
     # What a row names: when an arm is not run, and whether it is so; its reason where that is another one.
+    "no_ddp": ("no model is wrapped in DDP", lambda _, measured: measured.ranks[0].get("without_ddp")),
     "no_gpu": ("there is no GPU", lambda _, measured: measured.device != "cuda"),
     "no_gain": ("a step without exchange is hardly shorter", lambda _, of: _hardly_shorter(of, TIE_RATIO)),
     "no_own_hook": ("the script has no communication hook of its own",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class Rare:
     seconds: float
     ratio: float
     is_waited_for: bool  # fewer ranks than all do it, and the steps of the others are as much longer
+    is_most: bool  # of what steps of another kind add
 
 
 def rare(measured: Measured) -> list[Rare]:
@@ -36,17 +37,17 @@ def rare(measured: Measured) -> list[Rare]:
         most = max(doing, key=lambda at: sum(took[at].values()))
         marks, steps, total_s = _marks(ranks[most]), sorted(took[most]), sum(took[most].values())
         ratio = total_s / max(marks[-1] - marks[0], 1e-9)
-        least = measured.left_out[-1][0] if measured.left_out else 0.0
-        waits = len(doing) < len(ranks) and least > 0.5 * ratio / max(1 - ratio, 1e-9)
+        least, of_step = measured.left_out[-1] if measured.left_out else 0.0, ratio / max(1 - ratio, 1e-9)
+        waits = len(doing) < len(ranks) and least > 0.5 * of_step
         every = float(np.median(np.diff(steps))) if len(steps) > 1 else len(marks) - 1.0
         doing = doing if len(doing) < len(ranks) else ()
-        found.append(Rare(kind, doing, len(steps), every, total_s / len(steps), ratio, waits))
-    return found
+        is_most = of_step > 0.5 * least
+        found.append(Rare(kind, doing, len(steps), every, total_s / len(steps), ratio, waits, is_most))
+    return sorted(found, key=lambda one: -one.ratio)
 
 
 def _marks(rank: dict[str, Any]) -> list[float]:
-    every = rank.get("host_s", rank["step_s"])
-    return list(min(every, key=len)[rank["warmup"] - 1 :])
+    return list(min(rank.get("host_s", rank["step_s"]), key=len)[rank["warmup"] - 1 :])
 
 
 def _steps_with(rank: dict[str, Any], kind: str, *, in_warmup: bool = False) -> dict[int, float]:
@@ -63,21 +64,25 @@ def _seen(ranks: Sequence[dict[str, Any]], kind: str, *, in_warmup: bool = False
     return max(len(_steps_with(rank, kind, in_warmup=in_warmup)) for rank in ranks)
 
 
+def mean_step(measured: Measured) -> dict[str, Any]:
+    means_s = [*measured.means_s.get("clock", {}).values()]
+    number = sum(len(_marks(measured.facts["clock"][0])) - 1 for _ in means_s)
+    return {"mean_s": float(np.mean(means_s)) if means_s else None, "mean_steps": number}
+
+
 def horizon(measured: Measured) -> dict[str, Any]:
-    """How much was seen in a launch, and the mean step with all of it."""
-    ranks, means_s = measured.ranks, [*measured.means_s.get("clock", {}).values()]
+    ranks = measured.ranks
+    trackers = sorted({name for rank in ranks for name in rank.get("trackers", ())})
     return {
-        "steps": len(_marks(ranks[0])) - 1,
-        "evaluations": _seen(ranks, "evaluation"),
+        "steps": len(_marks(ranks[0])) - 1, "evaluations": _seen(ranks, "evaluation"),
         "saves": _seen(ranks, "save") + max(int(rank.get("saves_in_thread", 0)) for rank in ranks),
         "first_evaluations": _seen(ranks, "evaluation", in_warmup=True),
         "first_saves": _seen(ranks, "save", in_warmup=True),
         "epochs": max(int(rank.get("exhausted", 0)) for rank in ranks),
-        "mean_s": float(np.mean(means_s)) if means_s else None,
-        "mean_steps": sum(len(_marks(measured.facts["clock"][0])) - 1 for _ in means_s),
-        "trackers": sorted({name for rank in ranks for name in rank.get("trackers", [])}),
+        "trackers": {name: sum(rank["trackers"].get(name, 0) for rank in ranks) for name in trackers},
+        "kept": len({path for rank in ranks for path in rank.get("kept", ())}),
         "uploads": sum(int(rank.get("uploads", 0)) for rank in ranks),
-    }
+    }  # fmt: skip
 
 
 def same_samples(measured: Measured) -> bool:
@@ -96,21 +101,22 @@ def exchanges_nothing(measured: Measured) -> bool:
 def without_no_sync(measured: Measured) -> bool:
     """Whether each of a step's backward passes exchanges all gradients, though one would do."""
     first, (backward, _, _, updates, *_) = measured.ranks[0], measured.signatures["baseline"]
-    # A closure that an optimizer evaluates several times needs each exchange; of several models each pass may
-    # exchange its own.
+    # A closure that is evaluated several times needs each exchange; several models have one each.
     has_closure = measured.facts.get("no_exchange", [{}])[0].get("has_closure")
     needs_each = has_closure or first.get("num_models", 1) > 1 or first.get("without_ddp")
     return updates == 1 < backward and not needs_each and not first.get("skips_exchange")
 
 
-def crowded(ranks: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
-    for host in {rank.get("host", "") for rank in ranks}:
+def hosts(ranks: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]], int]]:
+    """The hosts, the ranks of each, and how many cores these may use together."""
+    for host in sorted({rank.get("host", "") for rank in ranks}):
         here = [rank for rank in ranks if rank.get("host", "") == host]
-        threads = sum(rank["threads"] for rank in here)
-        cores = len(set().union(*(rank.get("affinity", []) for rank in here)))
-        if 0 < cores < threads:
-            return threads, cores
-    return None
+        yield host, here, len(set().union(*(rank.get("affinity", []) for rank in here)))
+
+
+def crowded(ranks: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
+    known = [(sum(rank["threads"] for rank in here), cores) for _, here, cores in hosts(ranks)]
+    return next((one for one in known if 0 < one[1] < one[0]), None)
 
 
 def reduces_a_step(rank: dict[str, Any]) -> float:
@@ -129,7 +135,7 @@ def settings(measured: Measured) -> dict[str, Any]:
         "calls": reduces_a_step(first),
         "passes": measured.signatures["baseline"][0] if without_no_sync(measured) else None,
         "crowded": crowded(measured.ranks),
-        "steps_are_backward": first.get("steps_are_backward"),
+        "steps_are": first.get("steps_are"),
         "float32_products": on_gpu and first.get("float32_products"),
         "not_pinned": is_slow_input and not first.get("pin_memory"),
         "no_workers": is_slow_input and not first.get("loader_workers"),
@@ -149,12 +155,10 @@ def batch_making(measured: Measured) -> dict[str, Any]:
     wall_s, cpu_s, queued_s = fetches.sum(axis=0)
     computes, queues = min(cpu_s / max(wall_s, 1e-9), 1.0), queued_s / max(wall_s, 1e-9)
     return {
-        "seconds": float(np.median(fetches[:, 0])),
-        "computes_ratio": float(computes),
-        "queues_ratio": float(queues),
-        "waits": bool(computes + queues < BLOCKED),
+        "seconds": float(np.median(fetches[:, 0])), "computes_ratio": float(computes),
+        "queues_ratio": float(queues), "waits": bool(computes + queues < BLOCKED),
         "is_queued": bool(queues >= BLOCKED),
-    }
+    }  # fmt: skip
 
 
 def saved_by_cached_input(measured: Measured) -> Saved | None:
@@ -168,15 +172,12 @@ def saved_by_cached_input(measured: Measured) -> Saved | None:
 
 
 def loader_starts(measured: Measured) -> dict[str, Any]:
-    """How often a loader of the training began anew in a run's steps, of that before its last batch, and
-    whether it starts workers each time; on the rank with the fewest."""
+    """How often a loader of the training began anew in a run's steps, on the rank with the fewest."""
     none: dict[str, Any] = {"step_s": [()]}
     rank = min(measured.alone, key=lambda rank: int(rank.get("iterators", 0)), default=none)
     count = rank.get("iterators", 0)
     has_workers = rank.get("loader_workers", 0) > 0 and not rank.get("persistent_workers", False)
     return {
-        "starts": count,
-        "abandoned": count - rank.get("exhausted", 0),
-        "steps": min(map(len, rank["step_s"])),
-        "starts_workers": count > 1 and has_workers,
-    }
+        "starts": count, "abandoned": count - rank.get("exhausted", 0),
+        "steps": min(map(len, rank["step_s"])), "starts_workers": count > 1 and has_workers,
+    }  # fmt: skip

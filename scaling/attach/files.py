@@ -20,16 +20,20 @@ def noted(out: Path, files: str, errors: str = "surrogateescape") -> list[str]:
 
 def take_files(out: Path, cwd: Path) -> None:
     """Moves what a run has made on this host, and its Python has noted, to the run's folder."""
-    for name in reversed(noted(out, f"made-{platform.node()}-*")):  # what is in a folder before the folder
-        path = Path(name)
-        with suppress(OSError):  # gone meanwhile, or a folder that has more in it
-            if path.is_dir() and not path.is_symlink():
-                path.rmdir()
-            elif os.path.lexists(path):
-                inside = path.relative_to(cwd) if path.is_relative_to(cwd) else Path(*path.parts[1:])
-                target = out / "files" / inside
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(path, target)
+    for path in map(Path, noted(out, f"made-{platform.node()}-*")):
+        inside = path.relative_to(cwd) if path.is_relative_to(cwd) else Path(*path.parts[1:])
+        _take(path, out / "files" / inside)
+
+
+def _take(path: Path, target: Path) -> None:
+    with suppress(OSError):  # gone meanwhile
+        if path.is_dir() and not path.is_symlink():
+            for entry in list(path.iterdir()):
+                _take(entry, target / entry.name)
+            path.rmdir()
+        elif os.path.lexists(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, target)
 
 
 def say_files(

@@ -17,8 +17,7 @@ from scaling.attach.ranks import SlowRank, batch_elements, shares, slow_rank, un
 from scaling.attach.trace import Traced
 
 LEAST = AVOIDABLE_SHARE  # of a step: less is no finding
-# Of what no arm takes away: every script has some of it, and only a part can be avoided. More than in a
-# study, which knows what it runs: nothing here tells work from what can be avoided.
+# Of what no arm takes away, more than in a study: nothing here tells work from what can be avoided.
 LEAST_UNPAIRED = {"before_backward": 0.6, "gradients": 0.3, "optimizer": 0.3, "rest": 0.3, "idle": 0.2}
 WAITED_FOR = ("input", "rest")  # findings in which a GPU is idle, and not for want of launched kernels
 OFTEN_STEPS = 1.5  # what is done once in so many steps is a part of the usual one
@@ -81,8 +80,7 @@ def _of_slow_ranks(measured: Measured, slow: SlowRank | None, spread: float) -> 
 
 
 def _of_exchange(measured: Measured) -> Iterator[Finding]:
-    """What other buckets save, and what is left of the exchange then. The hook that leaves the exchange out
-    is called for each bucket too: it hides what tiny ones cost."""
+    """What other buckets save, and what is left of the exchange: its hook is called for each bucket too."""
     best, (saved, hook) = best_buckets(measured), map(measured.saved, ("no_exchange", "plain_all_reduce"))
     others = hook.ratio if hook is not None and hook.is_certain and hook.ratio >= LEAST else 0.0
     if best is not None:
@@ -99,16 +97,14 @@ def _fewer_bytes(measured: Measured) -> dict[str, Any]:
     smaller = max(tried, key=lambda one: one[1].ratio, default=None)
     buffers_mb, gradients_mb = first.get("buffer_bytes", 0) / 1e6, sum(first.get("bucket_bytes") or []) / 1e6
     return {
-        "passes": backward,
-        "is_without_no_sync": facts.without_no_sync(measured),
+        "passes": backward, "is_without_no_sync": facts.without_no_sync(measured),
         "calls": often if (often := facts.reduces_a_step(first)) >= 3 else None,
-        "buffers_mb": buffers_mb if buffers_mb > gradients_mb else None,
-        "gradients_mb": gradients_mb,
-        "option": first.get("buffers_option", "broadcast_buffers"),
-        "accumulates": backward > updates,
+        "buffers_mb": buffers_mb if buffers_mb > gradients_mb else None, "gradients_mb": gradients_mb,
+        "option": first.get("buffers_option", "broadcast_buffers"), "accumulates": backward > updates,
         "smaller": smaller and (smaller[0], smaller[1].change),
-        "has_hook": "script_hook" in first or (smaller is not None and smaller[1].ratio < LEAST / 2),
-    }
+        "has_hook": bool(first.keys() & {"script_hook", "without_ddp"})
+        or (smaller is not None and smaller[1].ratio < LEAST / 2),
+    }  # fmt: skip
 
 
 def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
@@ -161,13 +157,11 @@ def _of_cores(measured: Measured) -> Iterator[Finding]:
     ranks = measured.ranks if measured.device == "cpu" else []
     # Of the waiting for a batch, or for other ranks, nothing is saved.
     computes = 1 - max(_parts(measured, "input", "exchange"))
-    for host in sorted({rank.get("host", "") for rank in ranks}):
-        here = [rank for rank in ranks if rank.get("host", "") == host]
-        cores, own = set().union(*(rank.get("affinity", []) for rank in here)), here[0].get("host_cores", 0)
-        if 0 < len(cores) < min(len(here), own):
-            ratio = (1 - len(cores) / len(here)) * computes
+    for host, here, cores in facts.hosts(ranks):
+        own, ratio = here[0].get("host_cores", 0), (1 - cores / len(here)) * computes
+        if 0 < cores < min(len(here), own):
             yield _found(
-                "cores", ratio, is_once=True, host=host, ranks=len(here), cores=len(cores), host_cores=own
+                "cores", ratio, is_once=True, host=host, ranks=len(here), cores=cores, host_cores=own
             )
 
 
@@ -185,18 +179,17 @@ def _of_phases(measured: Measured) -> Iterator[Finding]:
         yield _found(kind, min(_parts(measured, phase)), is_once=True)
 
 
-def other_steps(measured: Measured) -> tuple[float, float, str]:
-    ratios = [ratio for ratio, _ in measured.left_out] or [0.0]
-    what = measured.left_out[-1][1] if measured.left_out else "other work"
-    return min(ratios), float(np.median(ratios)), what
+def other_steps(measured: Measured) -> tuple[float, float]:
+    ratios = measured.left_out or [0.0]
+    return min(ratios), float(np.median(ratios))
 
 
 def _of_other_steps(measured: Measured, spread: float) -> Iterator[Finding]:
     """Where they add much in every unchanged run: the other findings are of medians, which leave them out."""
-    least, ratio, what = other_steps(measured)
-    if least > spread and what in KINDS_OF_RARE:
-        (one,) = [one for one in facts.rare(measured) if one.kind == what]
-        yield _found(KINDS_OF_RARE[what], ratio, ranks=list(one.ranks), rare=asdict(one))
+    least, ratio = other_steps(measured)
+    one = next((one for one in facts.rare(measured) if one.is_most), None)
+    if least > spread and one is not None:
+        yield _found(KINDS_OF_RARE[one.kind], ratio, ranks=list(one.ranks), rare=asdict(one))
     elif least > spread:
         yield _found("other_steps", ratio)
     yield long_steps_finding(measured)

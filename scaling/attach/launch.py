@@ -23,8 +23,7 @@ INJECT = Path(__file__).parent / "inject"
 END_S = 5.0  # how long a run's processes have to end when asked, or by themselves when all ranks have written
 LEAST_STEPS = 5  # after the warm-up: with fewer a run is not used
 
-NOTHING = "it wrote nothing"
-TAIL_BYTES = 2**14
+NOTHING, TAIL_BYTES = "it wrote nothing", 2**14
 # In errors of ranks that only miss another one; in torchrun's words on ranks that failed or are ended here.
 OTHER_RANK = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 ENDED = ("ChildFailedError", "SignalException")
@@ -71,23 +70,12 @@ class Blocks:
 
 
 def run_arm(
-    command: Sequence[str],
-    arm: str,
-    out: Path,
-    *,
-    warmup: int,
-    steps: int,
-    deadline_s: float,
-    cwd: Path,
-    device: str = "cpu",
-    began_s: float | None = None,
-    seed: int = 0,
-    blocks: Blocks | None = None,
+    command: Sequence[str], arm: str, out: Path, *, warmup: int, steps: int, deadline_s: float, cwd: Path,
+    device: str = "cpu", began_s: float | None = None, seed: int = 0, blocks: Blocks | None = None,
     until_epoch: bool = False,
-) -> Run:
-    """In the folder `cwd`; records and output go to `out`. With `blocks` several arms are switched within it;
-    `arm` names the folder alone. With `until_epoch` it is not over before an epoch of a loader has ended.
-    Files from before `began_s` (seconds since the epoch; None: now) stay as they are."""
+) -> Run:  # fmt: skip
+    """In the folder `cwd`; records and output go to `out`. With `blocks` several arms are switched in it, and
+    `arm` names the folder alone. Files from before `began_s` (of `time.time`; None: now) stay as they are."""
     more: dict[str, str] = {}
     if row_of(arm).is_alone:
         command = one_worker(command) or command
@@ -130,13 +118,9 @@ def _records(out: Path) -> list[dict[str, Any]]:
 
 
 def start_and_wait(
-    words: Sequence[str],
-    wanted: Mapping[str, Any],
-    log_path: Path,
-    cwd: Path,
-    more: Mapping[str, str],
+    words: Sequence[str], wanted: Mapping[str, Any], log_path: Path, cwd: Path, more: Mapping[str, str],
     watch: Callable[[list[dict[str, Any]]], None] | None = None,
-) -> int | str | None:
+) -> int | str | None:  # fmt: skip
     """Runs the command with the agent until it ends or has to; `watch` is given the records meanwhile. Its
     exit code; None where it was ended here; a text where it does not start."""
     path = os.pathsep.join(filter(None, (str(INJECT), os.environ.get("PYTHONPATH"))))
@@ -237,7 +221,7 @@ def _why_not(
         return "the script draws its batches from no torch DataLoader"
     if not row.is_traced:
         signature, usual = steady(ranks)
-        if not signature[0] and not row.is_bare:
+        if not signature[0] and not row.is_bare and "steps_are" not in ranks[0]:
             return "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
         all_steps = min(sum(step.block >= 0 for step in steps) for steps in after_warmup(ranks))
         if 2 * len(usual[0]) < all_steps or len(usual[0]) < LEAST_STEPS:
@@ -254,7 +238,8 @@ def _fetches(out: Path, pid: int) -> list[tuple[float, ...]]:
 def _last_line(out: Path) -> str:
     """The last error that the script printed, or its last line; torchrun's own words come after it."""
     lines = (out / "output.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
-    printed = [one.strip() for one in lines if one.strip("* \t\r") and "torch/distributed/" not in one[:60]]
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", one) for one in lines if "torch/distributed/" not in one[:60]]
+    printed = [one.strip() for one in lines if one.strip("*^~ \t\r")]  # Python marks a part of a line by ^
     printed = [line for line in printed if not line.startswith("Setting OMP_NUM_THREADS environment")]
     ends = next((at for at, line in enumerate(printed) if any(text in line for text in ENDED)), len(printed))
     tracebacks = [at for at, line in enumerate(printed[:ends]) if line.startswith("Traceback")]

@@ -101,14 +101,12 @@ def blocks_of(steps: Sequence[Sequence[MarkedStep]]) -> dict[str, dict[int, list
     blocks: dict[str, dict[int, list[list[MarkedStep]]]] = {}
     for rank, own in enumerate(steps):
         for step in own:
-            rounds = blocks.setdefault(step.arm, {})
-            rounds.setdefault(step.block, [[] for _ in steps])[rank].append(step)
+            blocks.setdefault(step.arm, {}).setdefault(step.block, [[] for _ in steps])[rank].append(step)
     return blocks
 
 
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[MarkedStep]]]:
-    """The most frequent signature of a run, and the steps that have it on all ranks after the warm-up,
-    [rank][step]; those with a save that most have not are left out."""
+    """The most frequent signature, and the steps after the warm-up with it on all ranks, without saves."""
     signature, by_rank, others = _kinds(ranks)
     every = range(min(map(len, by_rank)))
     positions = [at for at in every if at not in others and all(own[at].block >= 0 for own in by_rank)]
@@ -135,10 +133,9 @@ def signature_of(ranks: Sequence[dict[str, Any]], arm: str, usual: Signature) ->
     return counted.most_common(1)[0][0] if counted else usual
 
 
-def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, str]:
-    """How much longer the mean step is than the steady one, and what most of it is: a phase, or other work.
-    Of the rank with the least; the phase is of the rank with the most, for which others wait."""
-    found: list[list[float]] = []
+def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> float:
+    """How much longer the mean step is than the steady one, on the rank with the least."""
+    found: list[float] = []
     _, by_rank, at_others = _kinds(ranks)
     for every, steps in zip(by_rank, steady(ranks)[1], strict=True):
         usual_s = {
@@ -148,11 +145,8 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, str]:
         first_s = usual_s.get("baseline", next(iter(usual_s.values())))
         counted = [step for step in every if step.arm in usual_s]
         others = [every[at] for at in at_others if every[at].arm in usual_s]
-        more = sum(step.step_s - usual_s[step.arm] for step in others) / len(counted) / first_s
-        sums_s = [sum(_in_phase_s(step, phase) for step in others) for phase in RARE]
-        found.append([more, *(sum_s / (len(counted) * first_s) for sum_s in sums_s)])
-    least, largest = min(more for more, *_ in found), np.max(found, axis=0)[1:]
-    return least, RARE[largest.argmax()] if largest.max() > 0.5 * least else "other work"
+        found.append(sum(step.step_s - usual_s[step.arm] for step in others) / len(counted) / first_s)
+    return min(found)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,10 @@ from scaling.attach.launch import Run
 from scaling.measure.statistics import half_width
 
 PHASES = (  # a phase and the word for it in a sentence
-    ("input", "input"),
-    ("forward", "forward"),
-    ("backward", "backward"),
-    ("gradients", "time between backward and optimizer"),
-    ("update", "optimizer"),
-    ("evaluation", "evaluation"),
-    ("collective", "its own collectives"),
-)
+    ("input", "input"), ("forward", "forward"), ("backward", "backward"),
+    ("gradients", "time between backward and optimizer"), ("update", "optimizer"),
+    ("evaluation", "evaluation"), ("collective", "its own collectives"),
+)  # fmt: skip
 LONG = 2.0  # times the usual step: what takes longer is in no block
 LEAST_ROUNDS = 2  # in each half of a launch, for ranks to be compared in both
 AGREE = 0.02  # of a step: launches that differ by less agree; a third of them costs less than a wrong tie
@@ -36,8 +32,7 @@ class Saved:
     ratio: float  # of the step's time, from the mean over rounds of the logarithms of neighbouring blocks
     is_certain: bool  # shorter by the interval, and by more than the A/A spread in each of several launches
     is_compared: bool = True
-    # Half of the 95% t interval over rounds, of a step; not less than half of what launches differ by. None
-    # of fewer than three rounds.
+    # Half of the 95% t interval over rounds, at least half of what launches differ by; None of under three.
     half: float | None = None
     rounds: int = 0
     launches: tuple[float, ...] = ()
@@ -82,8 +77,7 @@ class Measured:
     reasons: dict[str, str] = field(default_factory=dict)
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     long_steps: dict[str, list[marks.LongSteps]] = field(default_factory=dict)  # of each run
-    # What the baseline's steps of another kind add, of a steady step, and what most of it is.
-    left_out: list[tuple[float, str]] = field(default_factory=list)
+    left_out: list[float] = field(default_factory=list)  # what steps of another kind add, of a steady step
 
     def add(self, launch: int, run: Run) -> None:
         if run.reason is not None:
@@ -235,8 +229,7 @@ class Measured:
         ]
 
     def long_steps_found(self) -> tuple[float, marks.LongSteps, float]:
-        """What steps over twice the usual time add: the least of all unchanged runs and the usual one; third,
-        how much of it is in their input, 0 where that is not seen."""
+        """What steps over twice the usual time add: least of unchanged runs, usual one, the input's part."""
         runs = self.long_steps["baseline"]
         usual = sorted(runs, key=lambda found: found.more_ratio)[len(runs) // 2]
         seen = [found.input_ratio for found in self.long_steps.get(self.phase_source, [])]
@@ -245,8 +238,7 @@ class Measured:
 
     @property
     def own_arm(self) -> str:
-        """The arm that tells what each rank takes by itself: where a script has collectives of its own, a
-        GPU's waiting in them shows only where each is timed to its end."""
+        """The arm that tells what a rank takes by itself: a GPU waits in a script's own collectives too."""
         collectives = [rank.get("collective", 0.0) for rank in self.phases_of("marked")]
         return "marked" if self.device == "cuda" and any(collectives) else "no_exchange"
 
@@ -266,8 +258,7 @@ class Measured:
 
     @property
     def phase_source(self) -> str:
-        """The arm whose phases count: without exchange no rank's wait for others is in them; on a GPU, whose
-        work ends after the call that asks for it, the run that waits for it."""
+        """The arm whose phases count: without waiting for other ranks, and a GPU's work ends in its own."""
         return "marked" if self.device == "cuda" or "no_exchange" not in self.phases else "no_exchange"
 
 

@@ -20,8 +20,7 @@ def varies(measured: Measured, arm: str) -> bool:
 
 
 def shares(measured: Measured) -> list[dict[str, float]]:
-    """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown. A
-    median tells nothing of steps of which some take twice as long as others."""
+    """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown."""
     by_rank, alone = measured.phases_of(measured.phase_source), measured.steps_s.get("no_exchange")
     if not by_rank or not alone or measured.changed("no_exchange") or varies(measured, "no_exchange"):
         return []
@@ -51,8 +50,7 @@ class SlowRank:
 
 
 def slow_rank(measured: Measured) -> SlowRank | None:
-    """The ranks that are by themselves slower than the others in every launch, above the A/A spread. They are
-    those above the largest gap, fewer than half of all, or one of two."""
+    """The ranks that are by themselves slower than the others in every launch, above the A/A spread."""
     launches, spread = measured.own_s.get(measured.own_arm, {}), measured.spread_ratio
     if spread is None or len(launches) < 2 or len(next(iter(launches.values()))) < 2:
         return None
@@ -78,8 +76,7 @@ def _longer(launches: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], list[
 
 
 def _slow_in_a_phase(measured: Measured, least_s: float) -> SlowRank | None:
-    """Ranks with the longest steps in every launch, of which one phase is longer by `least_s` in each. On
-    busy cores whole steps may vary by more than what makes one rank slow."""
+    """Those with the longest steps in each launch, and one phase longer by `least_s`: steps vary more."""
     arm, found = measured.phase_source, list[tuple[float, tuple[int, ...], str]]()
     steps, phases = measured.steps_s.get(arm, {}), measured.phases.get(arm, {})
     slowest, _ = _longer(list(steps.values()))
@@ -113,8 +110,7 @@ def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> st
 
 def _above_gap(ranks: Sequence[float]) -> tuple[int, ...]:
     order = np.argsort(ranks)
-    gaps = np.diff(np.asarray(ranks)[order])
-    cut = int(np.argmax(gaps)) + 1
+    cut = int(np.argmax(np.diff(np.asarray(ranks)[order]))) + 1
     slow = tuple(sorted(int(at) for at in order[cut:]))
     return slow if len(slow) <= len(ranks) / 2 else ()
 

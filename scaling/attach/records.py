@@ -85,9 +85,8 @@ class AttachedFolder:
             "num_parameters": sum(map(math.prod, shapes)),
             "tensor_shapes": " ".join("x".join(map(str, shape)) or "1" for shape in shapes),
             "signature": dict(zip(("backward", "input", "evaluation", "update"), signature, strict=True)),
-            "command": self.command,
-            "bucket_bytes": run.ranks[0]["bucket_bytes"],
-        }
+            "command": self.command, "bucket_bytes": run.ranks[0]["bucket_bytes"],
+        }  # fmt: skip
         self.folder.finish_run(record, summary)
         return True
 

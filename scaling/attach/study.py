@@ -59,8 +59,8 @@ def arms_of(names: str | None) -> list[str]:
 
 def attach(plan: AttachPlan, out: Path, say: Callable[[str], None]) -> tuple[list[str], int]:
     """The answer's lines and the exit code. AttachError: `out` is not empty, or not measurable."""
-    settings = {"arms": list(plan.arms), "warmup": plan.warmup, "steps": plan.steps}
-    folder = AttachedFolder(out, plan.command, {**settings, "launches": plan.launches})
+    settings = {name: getattr(plan, name) for name in ("arms", "warmup", "steps", "launches")}
+    folder = AttachedFolder(out, plan.command, settings)
     session, cwd, code = _Session(plan, folder, out, say), Path.cwd(), 0
     measured = session.measured
     (out / "launches").mkdir()
@@ -81,9 +81,8 @@ def attach(plan: AttachPlan, out: Path, say: Callable[[str], None]) -> tuple[lis
     say_files(ranks, out, cwd, began_s, say)
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
-    found = findings(measured, session.traced)
-    gains = [{**asdict(one), "advice": text_of(one, "advice")} for one in found]
-    folder.folder.write_text("findings.json", json.dumps(gains, indent=1) + "\n")
+    found = [{**asdict(one), "advice": text_of(one, "advice")} for one in findings(measured, session.traced)]
+    folder.folder.write_text("findings.json", json.dumps(found, indent=1) + "\n")
     return lines, code
 
 
@@ -160,7 +159,6 @@ class _Session:
         return rounds >= LEAST_ROUNDS and all(half is not None and half <= ENOUGH for half in halves)
 
     def _is_open(self) -> bool:
-        """Whether launches disagree, or something seems faster."""
         every = [self.measured.aa, self.measured.saved("no_exchange"), self.measured.saved("cached_input")]
         disagree = any(saved is not None and saved.disagrees for saved in every)
         return disagree or (self.plan.launches > 1 and bool(to_confirm(self.measured, is_switched=True)))

@@ -6,7 +6,6 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -77,10 +76,13 @@ def recommend(
         str | None,
         Option(metavar="SIZE", help="Leave out settings that need more on a GPU, such as 40GB or 40GiB."),
     ] = None,
-    predicted: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="To a target: also the steps in this output of scaling predict --json."),
-    ] = None,
+    topology: Annotated[
+        str,
+        Option(metavar="NAME", help="To a target: also predicted steps on this machine, as of `predict`."),
+    ] = "",
+    world_sizes: Annotated[
+        str, Option(metavar="SIZES", help="Numbers of workers to predict, as 8,16.")
+    ] = "8",
     as_json: AsJson = False,
 ) -> None:
     """Recommend a setting for each workload, or say what would decide; exit code 3 if undecided.
@@ -95,7 +97,7 @@ def recommend(
     from scaling.analysis.objectives import TARGETS
     from scaling.analysis.recommend import recommend as find
     from scaling.analysis.summary import read_study
-    from scaling.files.documents import from_json, read_text
+    from scaling.cli.predict import steps_on
     from scaling.report.advice_text import lines_of, plan_as_dict, plan_lines, recommendation_as_dict
     from scaling.report.content import study_answer
     from scaling.report.terminal import folded_answer
@@ -113,7 +115,7 @@ def recommend(
     study = read_study(folder)
     known = Known.of(to_rows(study.table), study.cells, study.num_cores)
     if quantity := TARGETS.get(objective.replace("_", "-")):
-        steps = from_json(read_text(predicted)) if predicted else []
+        steps = steps_on(directory, topology, world_sizes) if topology else []
         plans = learning_plans(known.rows, known.cells, most_bytes or math.inf, steps)
         if not plans:
             raise ScalingError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,7 +75,6 @@ def predict(
 ) -> None:
     """Predict time, speedup and exposed communication of every cell; measures nothing."""
     from scaling.prediction.best_order import search
-    from scaling.prediction.calibration_data import sources_of
     from scaling.prediction.rows import fastest, text_table
     from scaling.prediction.what_if import what_if
     from scaling.study.predicting import strategy_of
@@ -87,9 +87,7 @@ def predict(
     asked = _asked(study, overrides or [], machine, sizes, has_next=measure_next is not None)
     if asked.study is None:
         results = [*(results or []), Path(study)]
-    sources, notes = sources_of(results or [], samples or [], load(topology), source_topology)
-    for note in notes:
-        typer.echo(note, err=True)
+    sources = _sources(results or [], load(topology), samples or [], source_topology)
     largest = max((cell.world_size for cell in asked.cells if asked.study), default=0)
     if sizes is None and largest > MAX_UNNAMED_WORKERS:
         raise StudyError(
@@ -119,6 +117,26 @@ def predict(
         if next_text:
             typer.echo(f"narrows most: {next_text}")
     _require_predictions(predictions, asked.left_out, machine, topology)
+
+
+def steps_on(directory: Path, topology: str, world_sizes: str) -> list[dict[str, Any]]:
+    """Rows of a folder's study, predicted from the folder."""
+    from topologies.schema import load
+
+    machine = load(topology)
+    asked = _asked(str(directory / "study.yaml"), [], machine, _parsed(world_sizes), has_next=False)
+    return predicted(asked.cells, machine, _sources([directory], machine), known=True)[1]
+
+
+def _sources(
+    results: list[Path], machine: Topology, samples: Sequence[Path] = (), source_topology: str | None = None
+) -> Any:
+    from scaling.prediction.calibration_data import sources_of
+
+    sources, notes = sources_of(results, samples, machine, source_topology)
+    for note in notes:
+        typer.echo(note, err=True)
+    return sources
 
 
 @dataclass(frozen=True)
@@ -237,7 +255,6 @@ def _judged(
     skip_dominated: bool,
 ) -> list[CellChoice]:
     """Which cells to measure, and which not, and why; those to measure are written as a study."""
-    from scaling.prediction.calibration_data import sources_of
     from scaling.study.cell import AvailableMachine
     from scaling.study.overrides import load_study
     from scaling.study.pruning import judge, parse_budget, study_of
@@ -261,10 +278,7 @@ def _judged(
     available = AvailableMachine(len(machine.machine.of_kind("gpu")), cores, machine.num_nodes)
     cells = resolve(loaded, available)
     trained = [cell for cell in cells.trained if cell.kind == "iteration" and not cell.aa_replicate]
-    sources, notes = sources_of(results, [], machine, None)
-    for note in notes:
-        typer.echo(note, err=True)
-    rows = predicted(trained, machine, sources, known=True)[1]
+    rows = predicted(trained, machine, _sources(results, machine), known=True)[1]
     verdicts = judge(trained, rows, cells.repeats, limit, skip_dominated=skip_dominated)
     if write is not None:
         write_file(write, study_of(loaded, verdicts, cells).encode())

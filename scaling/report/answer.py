@@ -21,7 +21,7 @@ from scaling.report.formats import (
 )
 from scaling.report.tables import Column, Table, table_of, without_empty_columns
 from scaling.report.text import short_names, text_of, title_parts
-from scaling.report.verdict_text import names_of, verdict_lines
+from scaling.report.verdict_text import names_of, short, verdict_lines
 
 LIMITS = {
     "busy_host": "busy host",
@@ -34,6 +34,7 @@ LIMITS = {
     "open_time": "other",
     "oversubscribed": "too few cores",
     "periodic": "periodic stalls",
+    "shared_gpu": "shared GPU",
     "tiny_buckets": "small buckets",
     "update": "optimizer",
 }
@@ -71,10 +72,17 @@ def answer_of(
     answers: Sequence[Finding] = (),
 ) -> Answer:
     sentence, *details = verdict_lines(verdicts, command)
-    if answers:  # it names the aggregator that was asked for
+    is_target = bool(answers) and answers[0].kind == "answer_target"
+    if is_target:  # its sentence names the aggregator
+        details = [line for line in details if not line.startswith("Aggregator:")]
+    elif answers:  # it names the aggregator that was asked for
         details = [line.replace("Aggregator:", "Fastest without loss:", 1) for line in details]
-    trained = [one for one in verdicts[1:] if one.values["objective"] != verdicts[0].values["objective"]]
-    details[:0] = [text_of(one, "training") for one in trained[:1]]
+    others = [one for one in verdicts[1:] if one.values["objective"] != verdicts[0].values["objective"]]
+    if "iteration_s" in verdicts[0].values:
+        details[:0] = [text_of(one, "training") for one in others[:1]]
+    elif others:  # what limits a training is what limits its step
+        timed = next((one for one in others if is_target and one.cells[0] in answers[0].cells), others[0])
+        details[:0] = [f"Limit: {limit}." for limit in [text_of(timed, "limit")] if limit]
     if command:
         details[-1] = details[-1].removesuffix(f" {command}")
     explained = [line for line in details if not line.startswith(FIRST)]
@@ -83,7 +91,8 @@ def answer_of(
     if mark and limit.startswith("Limit"):
         details[0] = f"{limit}."
         explained.append(f"{more[0].upper()}{more[1:]}")
-    if answers and verdicts[0].values["speedup"] is not None and verdicts[0].values["world_size"] > 1:
+    speedup = verdicts[0].values["speedup"] if verdicts[0].values["world_size"] > 1 else None
+    if answers and not is_target and speedup is not None:
         details.insert(0, text_of(verdicts[0], "headline"))
     for one in cautions:
         (explained if one.kind in LATER else details).insert(0, text_of(one))
@@ -97,7 +106,8 @@ def answer_of(
 
 def question_answer(answers: Sequence[Finding]) -> Answer:
     first, names = answers[0], _row_names(answers)
-    is_named = first.kind == "answer_compression" or (len(answers) > 1 and first.kind != "answer_trained")
+    is_named = first.kind in ("answer_compression", "answer_target")
+    is_named |= len(answers) > 1 and first.kind != "answer_trained"
     said = text_of(first)
     sentence = f"{names[0]}: {said[0].lower()}{said[1:]}" if is_named else said
     items = [(name, answer.values) for name, answer in zip(names, answers, strict=True)]
@@ -116,10 +126,12 @@ def _row_names(answers: Sequence[Finding]) -> list[str]:
     names = short_names(titles)
     if answers[0].kind == "answer_compression":
         names = [[*dict.fromkeys([*name, title[-1]])] for name, title in zip(names, titles, strict=True)]
-    return [_short(", ".join(filter(None, name))) for name in names]
+    return [short(", ".join(filter(None, name))) for name in names]
 
 
 def _title(values: Mapping[str, Any]) -> list[str]:
+    if "knee" in values:
+        return [text_of(Finding("learning_goal", (), values))]
     link = {True: "peer access", False: "host-only"}.get(values["peer_access"], "")
     if "given" in values:
         return [*title_parts(values["given"]), link]
@@ -198,6 +210,18 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
             Column("x as long", lambda item: ratio(item[1]["times"]) + of_times(item[1])),
         ],
     ),
+    "answer_target": (
+        "The fastest to the target",
+        "Fitted steps times the time of a step; x as fast: as the fewest workers at their best.",
+        [
+            Column("training", lambda item: item[0]),
+            _GPUS,
+            Column("batch", lambda item: f"{item[1]['best']['global_batch']:,}"),
+            Column("rate", lambda item: f"{rate:.3g}" if (rate := item[1]["best"]["rate"]) else MISSING),
+            Column("time", lambda item: f"{number(item[1]['best']['seconds'].value)} s"),
+            Column("x as fast", lambda item: ratio(item[1]["times"]) if item[1]["times"] else MISSING),
+        ],
+    ),
     "answer_trained": (
         "Accuracy of lossy trainings",
         "After the last epoch; points: above (+) or below (-) the best exact training.",
@@ -225,7 +249,7 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
         width = "" if values["confidence"] == "one_launch" else spread(values["half_width_ratio"])
         rows.append(
             [
-                _short(name),
+                short(name),
                 str(size),
                 text_of(verdict, "time").partition(" a step")[0],
                 width or MISSING,
@@ -243,17 +267,14 @@ def workers_table(verdicts: Sequence[Finding]) -> Table:
     )
 
 
-def _short(name: str) -> str:
-    without = name.replace(" strong scaling,", "").replace(" weak scaling,", "")  # the batch says it
-    return without.replace("global batch", "batch").replace(" on synthetic", "")
-
-
 def limit_word(verdict: Finding) -> str:
     values, losses = verdict.values, verdict.values["losses"]
     if values["is_too_noisy"] or (losses and not losses["is_resolved"]):
         return "unknown (noise)"
     if losses:
-        return {"all but the exchange": "not exchange"}.get(losses["largest"], str(losses["largest"]))
+        called = {"all but the exchange": "not exchange"}
+        called |= {"computation": "small batch"} if losses["is_strong"] else {}
+        return called.get(losses["largest"], str(losses["largest"]))
     if values["limit"] is None:
         return MISSING
     return LIMITS.get(values["limit"].kind, values["limit"].kind.replace("_", " "))

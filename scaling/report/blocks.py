@@ -50,13 +50,13 @@ def blocks_of(
     groups: Sequence[CellGroup],
     figures: Sequence[SavedFigure],
     tables: Sequence[Table],
-    verdicts: Sequence[Finding],
+    answers: Sequence[Finding],
     *,
     has_answer_table: bool = False,
 ) -> list[Block]:
     """All workloads, those of the first answers first; `has_answer_table` has the trainings already."""
-    named = {cell for verdict in verdicts for cell in verdict.cells}
-    ordered = in_order_of([verdict.cells[0] for verdict in verdicts], groups)
+    named = {cell for answer in answers for cell in answer.cells}
+    ordered = in_order_of([*dict.fromkeys(answer.cells[0] for answer in answers)], groups)
     titles = short_names([title_parts(group.given) for group in ordered])
     blocks = []
     members = by_key(zip(ordered, titles, strict=True), lambda pair: pair[1][0])
@@ -105,7 +105,7 @@ def _summary(group: CellGroup) -> str:
     best_row = best_of_rows(group.rows)
     if best_row is None:
         return ""
-    shown = best_row["speedup"] is not None
+    shown = best_row["speedup"] is not None and best_row["world_size"] > 1
     speedup = f", speedup {ratio(best_row['speedup'])}{of_speedup(best_row)}" if shown else ""
     return (
         f"{group.name(best_row) if best_row['world_size'] > 1 else 'best'} on {workers_of(best_row)}: "

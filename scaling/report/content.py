@@ -97,6 +97,8 @@ class Content:
         asked, what = self.answer.sentence.partition("?")[0], ASKED[self.question]
         if self.question == "devices" and self.answer.sentence.count("?") == 1:
             what = f"{asked[0].lower()}{asked[1:]}"
+        elif self.verdicts and all([*one.values["world_sizes"]] == [1] for one in self.verdicts):
+            what = "time of a step"
         return self.name if self.script_answer else f"{self.name}: {what}"
 
 
@@ -139,7 +141,9 @@ def content_of(
     tables = [table for group in groups for table in page_tables(group, groups)]
     cautions = [finding for finding in findings if finding.kind in CAUTIONS]
     sentences = [*sentences_of(findings), *extras.findings]
-    answer = _found(extras, sentences)
+    answer, question = _found(extras, sentences), question_of(study, rows)
+    if extras.answers and extras.answers[0].kind == "answer_compression":
+        question = "compression"
     if extras.verdicts:
         answer = answer_of(extras.verdicts, extras.command, cautions, extras.answers)
     return Content(
@@ -152,7 +156,10 @@ def content_of(
             groups,
             figures,
             [*tables, *extras.tables],
-            extras.verdicts,
+            [
+                *(replace(one, cells=one.cells[:1]) for one in extras.answers if extras.verdicts),
+                *extras.verdicts,
+            ],
             has_answer_table=not extras.verdicts and bool(extras.answers or extras.table),
         ),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
@@ -168,7 +175,7 @@ def content_of(
         aggregators={name: REGISTRY.description(name) for name in names},
         settings=[what for name, what in SETTINGS.items() if len(values[name] - {None}) > 1],
         imported=str((environment or {}).get("imported", "")),
-        question=question_of(study, rows),
+        question=question,
         can_run=ATTACHED not in [part.get("kind") for part in study.get("parts", ())],
     )
 

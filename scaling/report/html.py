@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from scaling.report.blocks import ANSWER
 from scaling.report.content import Content, name_in
 from scaling.report.figures.parts import DRAWN_OTHERS, SHOW_OTHERS
 from scaling.report.figures.svg import for_page, page_styles
@@ -27,9 +28,11 @@ def render_page(content: Content) -> str:
     figures = [figure for section in content.sections for figure in section.figures]
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}
     labels = {figure.name: f"{figure.name.partition('-')[0]}: {figure.title}" for figure in figures}
+    rest = [rest for rest in map(_of_no_group, content.sections) if rest.figures or rest.tables]
     return templates.get_template(TEMPLATE).render(
         content=content,
-        rest=[rest for rest in map(_of_no_group, content.sections) if rest.figures or rest.tables],
+        asked=[figure for section in rest if section.name == ANSWER for figure in section.figures],
+        rest=[section for section in rest if section.name != ANSWER],
         subtitle=_subtitle(content),
         svgs={name: for_page(text, name, labels[name]) for name, text in texts.items()},
         figure_styles=page_styles(texts.values()),

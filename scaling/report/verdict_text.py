@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -39,8 +40,8 @@ def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
     if not verdicts:
         return []
     first = verdicts[0]
-    name = f"{_lead(verdicts)}: " if len(verdicts) > 1 else ""
-    lines = [f"{name}{text_of(first)}"]
+    said = text_of(first)
+    lines = [f"{_lead(verdicts)}: {said[0].lower()}{said[1:]}" if len(verdicts) > 1 else said]
     lines += [f"{fact}{f' ({detail})' if detail else ''}." for fact, detail in facts_of(first)]
     if experiment := text_of(first, "next"):
         lead = ". Command for the first:" if "; " in experiment or ", or " in experiment else ":"
@@ -52,7 +53,12 @@ def _lead(verdicts: Sequence[Finding]) -> str:
     """So much of the first one's name as tells it from the others."""
     first, *others = short_names([title_parts(verdict.values["workload"]) for verdict in verdicts])
     sizes = (size for size in range(1, len(first)) if all(first[:size] != one[:size] for one in others))
-    return ", ".join(first[: next(sizes, len(first))])
+    return short(", ".join(first[: next(sizes, len(first))]))
+
+
+def short(name: str) -> str:
+    without = re.sub(r" (strong|weak) scaling,| on synthetic(\([^)]*\))?", "", name)  # the batch says it
+    return without.replace("global batch", "batch")
 
 
 def names_of(verdicts: Sequence[Finding]) -> list[str]:
@@ -134,7 +140,9 @@ def next_of(path: Path, number: int) -> NextRun:
 
 def asked(answers: Sequence[Finding], question: str) -> list[Finding]:
     """The answers of a study with that question: one worker is missed only where it is asked for."""
-    if question in ("speedup", "time_to_target"):
+    if question == "time_to_target":
+        return sorted(answers, key=lambda one: "iteration_s" in one.values)  # trainings first
+    if question == "speedup":
         return list(answers)
     return [replace(one, values={**one.values, "lacks_one_worker": False}) for one in answers]
 

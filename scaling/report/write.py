@@ -118,7 +118,8 @@ def write_all(
     question = question_of(folder.study(), rows)
     known = Known.of(rows, cells, num_cores(environment))
     answers = asked(verdicts(table, cells, known=known), question)
-    best = {answer.cells[0] for answer in answers}
+    to_question = question_answers(question, table, cells)
+    best = {answer.cells[0] for answer in (*answers, *to_question)}
     drawn, left_out = drawn_rows(known.rows, everything=formats.everything)
     data = FigureInput(drawn, by_id, links, transfers, predicted, experiments, best, question)
     figures, failures = draw_figures(folder, data, formats)
@@ -152,7 +153,7 @@ def write_all(
         command=command_of(answers, found, folder),
         scatter=known.scatter,
         lossy=lossy_ids(cells),
-        answers=question_answers(question, table, cells),
+        answers=to_question,
         table=answer_table(transfers) or noise_table(noise) or device_answer_table(experiments),
         headline=device_headline(experiments)
         or " ".join(text_of(one, "headline") for one in (rates or seeds)),

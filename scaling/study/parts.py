@@ -219,7 +219,9 @@ class AnyPart(Strict):
         @property
         def device(self) -> Device: ...
         @property
-        def missing_devices(self) -> Literal["error", "drop"]: ...  # of world sizes with too few GPUs
+        def missing_devices(
+            self,
+        ) -> Literal["error", "drop"]: ...  # of world sizes with too few GPUs, or cores
 
 
 class Part(AnyPart):
@@ -232,7 +234,7 @@ class Part(AnyPart):
     device: Device = "auto"
     """auto: GPUs if there are any."""
     missing_devices: Literal["error", "drop"] = "error"
-    """drop: leave out the world sizes for which there are too few GPUs."""
+    """drop: leave out the world sizes for which there are too few GPUs; of auto without a GPU, CPU cores."""
     threads: Threads | None = None
     """CPU threads of a worker; default 1 on CPUs, 3/4 of its GPU's share of the cores on GPUs."""
     peer_access: Annotated[list[bool], Axis] = [True]

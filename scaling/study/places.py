@@ -55,13 +55,16 @@ def world_sizes_on(part: Part, device: str, machine: AvailableMachine, notes: li
     if len(set(wanted)) != len(wanted):
         raise StudyError(f"world_sizes {wanted} holds a size twice")
     if device == "cpu":
-        crowded = [str(size) for size in wanted if size > machine.num_cores * machine.num_nodes]
-        if part.world_sizes in SIZE_WORDS and crowded:
-            notes.append(
-                f"{' and '.join(crowded)} workers share {machine.num_cores} CPU cores here: more workers "
-                "than cores cannot show a speedup"
-            )
-        return wanted
+        crowded = [size for size in wanted if size > machine.num_cores * machine.num_nodes]
+        if part.world_sizes not in SIZE_WORDS or not crowded:
+            return wanted
+        dropped = [size for size in crowded if size > 2 and part.missing_devices == "drop"]
+        what = f"left out, there are {machine.num_cores}" if dropped else f"share {machine.num_cores}"
+        notes.append(
+            f"{' and '.join(map(str, dropped or crowded))} workers {what} CPU cores here: more workers than "
+            "cores cannot show a speedup"
+        )
+        return [size for size in wanted if size not in dropped]
     most = most_workers_a_gpu(part, machine.num_nodes) if available else 1
     missing = [size for size in wanted if size > available * most]
     sizes = [size for size in wanted if size <= available * most]

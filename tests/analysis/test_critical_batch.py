@@ -1,8 +1,10 @@
 """Steps to a target by batch, and seconds by workers, from trainings whose curve is known."""
 
+import importlib
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 
 import matplotlib
@@ -17,6 +19,7 @@ from scaling.analysis.samples import TrainingSamples, read_cells
 from scaling.analysis.steps_by_batch import BatchSteps, fit_steps, rate_rule, steps_to_target
 from scaling.analysis.summary import build_table
 from scaling.errors import ScalingError
+from scaling.report import write_report
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.parts import SETTINGS
 from scaling.report.figures.training import target_by_workers
@@ -323,15 +326,14 @@ def test_least_hours_and_energy_to_the_target_are_objectives_where_energies_are_
     trained(BATCHES)
     time_steps(study, sizes=(1, 2))
     (plan,) = plans()
-    assert "no timed step has a known energy; fastest is 2 workers" in said("joules")
+    assert "no timed step has a known energy. Fastest is 2 workers" in said("joules")
     for one in plan.settings:
         one.row["joules_per_sample"] = 2.0 / one.row["world_size"]
     least = plan.least("joules")
     assert (least.row["world_size"], least.row["global_batch"]) == (2, 32)
     assert least.joules == pytest.approx(32 * least.steps.value)
-    assert f"least energy: 2 workers at batch 32 with all_reduce, {number(least.joules)} J; f" in said(
-        "joules"
-    )
+    says = f"least energy: 2 workers at batch 32 and rate 0.032 with all_reduce, {number(least.joules)} J. F"
+    assert says in said("joules")
     assert plan.least("hours") is plan.front[0]
     assert "fewest worker hours: 1 worker at batch" in said("hours")
 
@@ -384,7 +386,7 @@ def test_figure_has_a_line_a_batch_and_names_the_knee(trained, study):
     assert {"knee", *(f"{batch:,}" for batch in BATCHES)} == {text.get_text() for text in axes.texts}
 
 
-def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, study, capsys, tmp_path):
+def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, study, capsys, monkeypatch):
     from scaling.cli.advice import recommend
 
     def call(**more):
@@ -408,9 +410,34 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
     assert (len(found["settings"]), found["seconds_by_workers"]["best"]["world_size"]) == (12, 4)
     cell = next(cell.cell for cell in read_cells(study.folder) if cell.cell["world_size"] == 2)
     step = dict.fromkeys(("iteration_s", "iteration_s_low", "iteration_s_high"), 1e-6)
-    steps = [{**cell, **step, "world_size": 8}]
-    (tmp_path / "steps.json").write_text(json.dumps(steps))
-    assert "fastest is 8 workers" in " ".join(call(predicted=tmp_path / "steps.json")[1].split())
+    asked = []
+    monkeypatch.setattr(
+        importlib.import_module("scaling.cli.predict"),
+        "steps_on",
+        lambda *a: asked.append(a) or [{**cell, **step, "world_size": 8}],
+    )
+    assert "fastest is 8 workers" in " ".join(call(topology="hgx-h200")[1].split())
+    assert asked == [(study.folder.path, "hgx-h200", "8")]
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_study_of_a_target_begins_with_the_seconds_to_it_and_without_a_curve_with_its_trainings(
+    trained, study
+):
+    def said():
+        return write_report(study.folder).answer
+
+    study.folder.write_text("study.yaml", "name: by-hand\nparts: []\nquestion: time_to_target\n")
+    trained(BATCHES[:1])
+    time_steps(study, batches=BATCHES[:1])
+    assert said()[0].startswith("mlp to an accuracy of 90.0%: on 1 worker (no other number")
+    trained(BATCHES[1:])
+    time_steps(study, batches=BATCHES[1:])
+    assert re.match(
+        r"mlp, to 90.0%: fastest is 4 workers at batch \d+ and rate \d.*, [\d.]+ times",
+        said()[0],
+    )
+    assert [line for line in said() if line.startswith("Aggregator")] == []
 
 
 def committed():

@@ -153,6 +153,8 @@ def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
 def test_link_of_compression_is_named_even_where_there_is_one_alone(study, epoch_line):
     fill(study, ("all_reduce", 2, 0.6), ("one_bit", 2, 0.4, {"lossy": True}), **GPU)
     answer = answered(study, "compression")
+    (chosen,) = [cell for cell in read_cells(study.folder) if cell.cell["aggregator"] == "one_bit"]
+    assert answer.cells[0] == chosen.cell_id  # the page opens where that was timed
     assert answer.sentence.startswith("mlp, peer access: lossy one_bit")
     assert column(answer, "workload") == ["mlp, peer access"]
 
@@ -213,4 +215,4 @@ def test_memory_is_said_with_its_time_and_of_ties_the_fastest_and_pages_begin_wi
 def test_study_without_such_settings_is_answered_by_its_verdict(study):
     add(study, "none", 1, 1.0)
     assert answers_to("memory", *table_of(study)) == []
-    assert write_report(study.folder).answer[0].startswith("Only 1 worker was measured")
+    assert write_report(study.folder).answer[0].startswith("On 1 worker (no other number was measured): ")

@@ -28,7 +28,7 @@ from scaling.report.advice_text import lines_of
 from scaling.report.answer import answer_of, limit_word
 from scaling.report.terminal import MOST_LINES, WIDTH, height, screen
 from scaling.report.text import line_of, next_experiment, text_of
-from scaling.report.verdict_text import CAPTURED, command_of, next_of, next_run, verdict_lines
+from scaling.report.verdict_text import CAPTURED, asked, command_of, next_of, next_run, verdict_lines
 from scaling.store import ResultsFolder
 from scaling.study.cell import AvailableMachine
 from scaling.study.overrides import load_study
@@ -149,8 +149,9 @@ def belongs_to(changes, experiment):
 def test_next_command_is_one_that_the_study_takes(committed, request):
     """Where there is one: it can be pasted, and makes a study with cells."""
     (name,) = request.node.callspec.params.values()
-    table, _, cells = committed
-    found, folder = verdicts(table, cells), ResultsFolder(REFERENCE / name)
+    table, rows, cells = committed
+    folder = ResultsFolder(REFERENCE / name)
+    found = asked(verdicts(table, cells), question_of(folder.study(), rows))
     made = next_run(found[0], folder) if found else None
     assert (made is None) == name.startswith(("compression-", "converge-gpt-")), "nothing is proposed there"
     if made is None or name.startswith("planted-"):
@@ -240,7 +241,7 @@ def test_page_of_several_workloads_names_all_and_shows_their_answers_above_what_
         fill(study, ONE, ("all_reduce", 2, 0.6), model=model)
     header = write_report(study.folder).page.read_text().partition("<main>")[0]
     assert "2 workloads: m0 on synthetic; m1 on synthetic · strong scaling, global batch 64, cpu" in header
-    assert header.count("m0 on synthetic: Use 2 workers: 1.67 times as fast as one.") == 1
+    assert header.count("m0: use 2 workers: 1.67 times as fast as one.") == 1
     assert "<td>1.67 ±0.1%</td>" in header.partition('<th scope="row">m1</th>')[2]
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from scaling.attach.inside.settings import threads_that_fit
 from scaling.attach.launch import one_worker
 from scaling.attach.marks import phases_s, steady, steps_of
 from scaling.attach.trace import read_traces
+from scaling.report.text import TEMPLATES
 from tests.attach.made_marks import EVEN, ONE_STEP, made_rank, made_runs, with_facts
 
 
@@ -35,6 +37,11 @@ def test_arms_say_which_others_exclude_them_and_are_not_in_one_process_with_thes
     assert switchable(["baseline", "no_gc"]) == ["baseline", "no_gc"]
 
 
+def test_a_finding_of_an_arm_has_its_advice():
+    macros = re.findall(r"macro (\w+)_advice", (TEMPLATES / "findings" / "attached.j2").read_text())
+    assert {arm.finding for arm in ARMS.values() if arm.finding} <= set(macros)
+
+
 def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone():
     assert {rule for arm in ARMS.values() for rule in arm.skipped} == set(RULES)
     measured = made_runs(EVEN)
@@ -44,8 +51,11 @@ def test_rules_by_which_an_arm_is_skipped_are_named_by_rows_alone():
     assert why_skipped("one_worker", measured) is None
     with_facts(measured, "baseline", collectives={"all_reduce": 99})
     assert why_skipped("no_collectives", measured) is None
+    with_facts(measured, "baseline", script_hook="mine")
+    assert why_skipped("no_collectives", measured).endswith("its communication hook mine")
     with_facts(measured, "baseline", without_ddp=True)
     assert why_skipped("no_collectives", measured).startswith("without DDP they are the exchange")
+    assert why_skipped("buckets_2", measured) == "no model is wrapped in DDP"
 
 
 @pytest.mark.parametrize(("command", "expected"), [

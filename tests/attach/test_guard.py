@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from scaling.attach.files import take_files
 from scaling.attach.launch import INJECT
 from tests.waiting import LIMIT_S
 
@@ -108,8 +109,8 @@ WRITES = {
     "after a new mode": ("(os.chmod('meta', 384), os.utime('meta'), open('meta', 'a').write('+'))", "old+"),
     "after it is removed": ("(os.remove('meta'), open('meta', 'a').write('new'))", "new"),
     "as a new file after it is removed": ("(os.remove('meta'), open('meta', 'x').write('new'))", "new"),
-    "after it is renamed": ("(os.rename('meta', 'meta.1'), open('meta', 'a').write('new'))", "new"),
-    "removed after it was written": ("(open('meta', 'w').write('new'), os.remove('meta'))", "old"),
+    "after it is renamed":
+     ("(os.rename('meta', 'm'), open('meta', 'a').write(open('m').read()), os.remove('m'))", "old"),
 }  # fmt: skip
 
 
@@ -174,7 +175,6 @@ def test_what_the_run_has_removed_can_be_made_again(folder):
 open('results/new', 'w').close()  # the folder is changed by the run
 shutil.rmtree('results')
 os.makedirs('results/plots')
-pathlib.Path('results/plots').mkdir()
 open('results/plots/a', 'x').write('new')
 os.unlink('latest')
 os.symlink('elsewhere', 'latest')
@@ -187,8 +187,10 @@ os.remove('link')
 print(open('results/plots/a').read())
 """
     assert folder.run(first) == "new"
-    assert folder.run("os.mkdir('results')\nos.symlink('elsewhere', 'latest')") == ""  # another rank
-    assert folder.texts() == {"results/plots/a": "mine", "results/new": "", "old": "mine"}
+    assert (
+        folder.run("print(os.listdir('results'), os.readlink('latest'))") == "['plots'] elsewhere"
+    )  # another rank
+    assert folder.texts() == {"results/plots/a": "mine", "old": "mine"}
     assert os.readlink(folder.work / "latest") == "results"
 
 
@@ -205,9 +207,60 @@ os.rmdir('emptied')
 os.mkdir('emptied')
 os.rename('renamed', 'renamed.1')
 os.mkdir('renamed')
+print(*(f'{one} {sorted(os.listdir(one))}' for one in ('emptied', 'renamed', 'renamed.1')))
 """
-    assert folder.run(code) == ""
-    assert folder.texts() == {"emptied/x": "mine", "renamed/x": "mine", "renamed/new": ""}
+    assert folder.run(code) == "emptied [] renamed [] renamed.1 ['new', 'x']"
+    assert folder.texts() == {
+        "emptied/x": "mine",
+        "renamed/x": "mine",
+        "renamed.1/new": "",
+        "renamed.1/x": "mine",
+    }
+
+
+def test_what_the_run_has_removed_is_not_there_in_any_process(folder):
+    folder.has(**{f"ckpt_{at}": "mine" for at in range(3)})
+    (folder.work / "last").symlink_to("ckpt_0")
+    code = """
+import glob
+while len(glob.glob('ckpt_*')) > 1:
+    os.remove(min(glob.glob('ckpt_*'), key=os.path.getmtime))
+os.replace(os.symlink('ckpt_2', 'link') or 'link', 'last')
+open('ckpt_2', 'w').write('new one')
+"""
+    seen = """
+print(sorted(os.listdir()), sorted(one.name for one in os.scandir()), end=' ')
+print(os.path.exists('ckpt_0'), os.access('ckpt_1', os.R_OK))
+print(open('last').read(), os.readlink('last'), pathlib.Path('ckpt_2').stat().st_size)
+try: open('ckpt_0')
+except FileNotFoundError as error: print(error)
+"""
+    expected = [
+        "['ckpt_2', 'last'] ['ckpt_2', 'last'] False False",
+        "new one ckpt_2 7",
+        "[Errno 2] No such file or directory: 'ckpt_0'",
+    ]
+    assert folder.run(code + seen).splitlines() == folder.run(seen).splitlines() == expected
+    assert folder.texts() == {f"ckpt_{at}": "mine" for at in range(3)}
+
+
+def test_folders_that_links_lead_to_and_new_ones_that_are_renamed_end_in_the_runs_folder(folder, tmp_path):
+    (folder.work / "ckpt_1").mkdir()
+    (folder.work / "ckpt_1" / "step").write_text("1")
+    (folder.work / "last").symlink_to("ckpt_1")
+    code = """
+os.mkdir('new')
+open('new/step', 'w').write('2')
+os.rename('new', 'ckpt_2')
+os.unlink('last')
+os.symlink('ckpt_2', 'last')
+shutil.rmtree('ckpt_1')
+print(open('last/step').read(), os.listdir('last'), os.path.basename(os.path.realpath('last')))
+"""
+    assert folder.run(code) == "2 ['step'] ckpt_2"
+    take_files(tmp_path / "out", folder.work)
+    assert folder.texts() == {"ckpt_1/step": "1"}
+    assert (tmp_path / "out" / "files" / "ckpt_2" / "step").read_text() == "2"
 
 
 SAVES = """
@@ -246,6 +299,23 @@ def set_tracking_uri(new):
 class MlflowClient:
     def __init__(self, tracking_uri=None, registry_uri=None):
         self.uri = tracking_uri or uri
+def log_metric(name, value):
+    print(name)
+"""
+HUB = """
+class HfApi:
+    def upload_file(self, path):
+        print("sent")
+upload_file = HfApi().upload_file
+"""
+WANDB = """
+class Run:
+    def log(self, values):
+        print(values)
+def init():
+    global log
+    log = Run().log
+    return Run()
 """
 
 
@@ -258,3 +328,21 @@ mlflow.set_tracking_uri('http://server')
 print(mlflow.uri, mlflow.MlflowClient(tracking_uri='http://server').uri)
 """
     assert folder.run(code) == "file:///run file:///run"
+
+
+def test_uploads_are_left_out_and_calls_of_trackers_counted(folder):
+    (folder.modules / "huggingface_hub").mkdir()
+    (folder.modules / "huggingface_hub" / "__init__.py").write_text("from .hf_api import HfApi, upload_file")
+    for name, text in (("huggingface_hub/hf_api", HUB), ("wandb", WANDB), ("mlflow", MLFLOW)):
+        (folder.modules / f"{name}.py").write_text(text)
+    code = """
+from huggingface_hub import HfApi, upload_file
+import mlflow, wandb
+for send in (upload_file, HfApi().upload_file):
+    send('a')
+wandb.init().log(1)
+wandb.log(2)
+mlflow.log_metric('loss', 3)
+print(dict(sys.modules['_scaling_attach_inside.libraries'].LEFT_OUT))
+"""
+    assert folder.run(code).splitlines() == ["1", "2", "loss", "{'uploads': 2, 'wandb': 2, 'mlflow': 1}"]

@@ -272,10 +272,21 @@ def test_the_option_of_buffers_is_known_where_the_wrapper_is_replaced(agent, tmp
     assert json.loads((tmp_path / "rank0.json").read_text())["buffers_option"] in options
 
 
+def test_where_nothing_trains_by_torch_a_step_ends_with_a_collective_after_a_batch(agent, monkeypatch):
+    monkeypatch.setattr(agent, "_begin_without", lambda: True)
+    marked: list[int] = []
+    monkeypatch.setattr(agent, "_mark", lambda *_: marked.append(agent.done["input"]))
+    for batch in range(1, 6):
+        agent.done["input"] = batch
+        for name in ("all_reduce", "all_reduce", "all_gather"):
+            agent.after_part(name)
+    assert (marked, agent.facts["steps_are"]) == ([4, 5], "all_reduce")
+
+
 @pytest.mark.parametrize("has_backward", [False, True])
 def test_gradients_by_grad_alone_are_backward_passes(agent, monkeypatch, has_backward):
     passes: list[int] = []
-    monkeypatch.setattr(agent, "after_backward", lambda: passes.append(1))
+    monkeypatch.setattr(agent, "after_part", lambda _: passes.append(1))
     call = marking._counted(agent, "backward", torch.autograd.grad)
     grad = marking._stepping(agent, call, torch.autograd.grad, is_grad=True)
     backward = marking._stepping(agent, lambda _: None, None)

@@ -67,6 +67,8 @@ WARNS = "W1 torch/distributed/run.py:851]\n*****\nSetting OMP_NUM_THREADS enviro
     ("epoch 1\nskipped: a bad sample", "skipped: a bad sample"),
     ("Traceback (most recent call last):\nValueError: a bad sample\nbye", "ValueError: a bad sample"),
     ("ValueError: first\nRuntimeError: Connection closed by peer [::1]:5", "ValueError: first"),
+    ("[rank0]:     assert n % 2 == 0\n[rank0]:            ^^^^^\n[rank0]: AssertionError",
+     "AssertionError at `assert n % 2 == 0`"),
 ])  # fmt: skip
 def test_of_a_script_that_fails_its_own_last_words_are_given(wrote, expected, tmp_path):
     for after in ("", TORCHRUN_SAYS, ENDED_SAYS):
@@ -177,7 +179,7 @@ MADE = {
     "each is a process where arms cannot be switched": (
      {"no_exchange": 0.06}, {"apart": STATIC}, {"aa": 4, "no_exchange": 4},  # once in the launch that failed
      [f"Each arm was a process of its own, which is less exact: {STATIC}.",
-      "A step takes 100 ms (with its marks 100 ms,",
+      "A step takes 100 ms, 100 ms on average of",
       "Without the exchange a step would be 40.0% \u00b1 0.0% shorter."]),
     "and where ranks stop at other steps while they are, as by values that drift": (
      {"no_exchange": 0.06}, {"apart": BROKE}, {"aa": 4},

@@ -156,7 +156,7 @@ def test_time_to_target_is_the_slowest_ranks_and_the_predicted_one_steps_times_t
 def test_findings_name_the_cells_that_they_are_about_and_claims_are_explained(report):
     found = r'<section class="answer" data-cells="(\w+)">(.*?)</section>'
     cell_id, answer = re.search(found, report.text, flags=re.DOTALL).groups()
-    assert "Use 2 workers: 1.58 times as fast as one." in answer
+    assert "use 2 workers: 1.58 times as fast as one." in answer
     assert iterations(report, "ring", 2)["cell"] == cell_id
     (time_ms,) = re.findall(r"([\d.]+) ms a step", answer)
     assert float(time_ms) == pytest.approx(1000 * report.iteration_s(cell_id), rel=5e-3)

@@ -208,8 +208,8 @@ def test_two_aggregators_with_one_label_are_refused_also_across_parts(names):
 OF_96 = {**WORKLOAD, "global_batch": 96}
 
 
-def sizes(machine, world_sizes="auto"):
-    study = resolved(machine, workloads=[OF_96], world_sizes=world_sizes)
+def sizes(machine, world_sizes="auto", **keys):
+    study = resolved(machine, workloads=[OF_96], world_sizes=world_sizes, **keys)
     return sorted({cell.world_size for cell in study.trained}), study.notes
 
 
@@ -233,6 +233,8 @@ def test_processes_that_share_cores_and_sizes_that_do_not_divide_the_batch_are_s
     assert found == [1, 2, 4]
     assert [note for note in notes if "4 workers share 2 CPU cores" in note]
     assert not [note for note in sizes(AvailableMachine(0, 8, 1))[1] if "share" in note]
+    for num_cores, left in ((1, [1, 2]), (2, [1, 2]), (3, [1, 2]), (4, [1, 2, 4])):
+        assert sizes(AvailableMachine(0, num_cores, 1), missing_devices="drop")[0] == left
     found, notes = sizes(AvailableMachine(7, 16, 1))
     assert found == [1, 2, 4]
     assert [note for note in notes if "world size 7 left out" in note]

@@ -56,7 +56,7 @@ def _begin() -> None:
     sys.modules[NAME] = inside
     spec.loader.exec_module(inside)
     guard, libraries = inside.protect(), importlib.import_module(f"{NAME}.libraries")
-    order, redirect = os.environ["SCALING_ATTACH"], libraries.redirect
+    order, redirect, count = os.environ["SCALING_ATTACH"], libraries.redirect, libraries.count_calls
     calls: dict[str, Any] = {
         "torch": lambda _: inside.start(),
         "subprocess": lambda module: libraries.after_subprocess(module, HERE, order),
@@ -66,6 +66,9 @@ def _begin() -> None:
         "safetensors": lambda module: redirect(module, "serialize_file", 1, "filename", guard.emptied),
         "safetensors.torch": lambda module: redirect(module, "load_file", 0, "filename", guard.latest),
         "mlflow": libraries.after_mlflow,
+        "wandb": libraries.after_wandb,
+        "torch.utils.tensorboard.writer": lambda of: count(of.SummaryWriter, "add_", "tensorboard"),
+        **dict.fromkeys(libraries.SENDS, libraries.leave_out),
     }
     for name in [name for name in calls if name in sys.modules]:
         calls.pop(name)(sys.modules[name])

@@ -23,29 +23,26 @@ from .arms import ARMS, NO_STEP, NO_SWITCH, TRACED_STEPS, Arm
 from .plan import Plan
 from .record import write
 
+BACKWARD = "backward pass"
 UNWRAPPED = 3  # steps before those of a script without DDP count: a model may be wrapped after some
 
-# Modules that a script in which no DDP model steps has loaded, and classes of which it has an object -> what
-# it uses, and what shows its time or is to be taken instead.
+# Modules that a script without DDP has loaded, classes it has objects of -> what it uses, or is to use.
 USES = {
     "deepspeed.runtime.engine": "DeepSpeed; its wall_clock_breakdown shows where a step's time goes",
     "megatron.core": "Megatron; its --timing-log-level 2 shows where a step's time goes",
     "horovod.torch": "Horovod; HOROVOD_TIMELINE=FILE writes what it does",
 }
+_TRACE = "its exchange cannot be left out; take a trace with torch.profiler"
 HOLDS = {
-    "FullyShardedDataParallel": "FSDP: its exchange cannot be left out; take a trace with torch.profiler",
+    "DTensor": f"FSDP2 or tensor parallelism: {_TRACE}",
+    **dict.fromkeys(("FlatParameter", "FullyShardedDataParallel"), f"FSDP: {_TRACE}"),
     "DataParallel": "DataParallel, one process for all; DistributedDataParallel under torchrun is faster",
 }
-SHARDED = "FSDP2 or tensor parallelism: its exchange cannot be left out; take a trace with torch.profiler"
 
-
-def without_ddp() -> str:
-    said = "it makes steps without DistributedDataParallel"
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        said += "; where it averages gradients in a way of its own, put "
-        return said + "`with scaling.attached(model, optimizer):` around its training loop"
-    said += ", in one process; start it in several: torchrun --nproc-per-node=2, or "
-    return said + "accelerate launch --multi_gpu --num_processes=2"
+ONE_PROCESS = (
+    "it makes steps without DistributedDataParallel, in one process; start it in several: "
+    "torchrun --nproc-per-node=2, or accelerate launch --multi_gpu --num_processes=2"
+)
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -53,16 +50,10 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def what_it_uses(optimizer: Optimizer) -> str | None:
-    kinds = {type(parameter).__name__ for parameter in _parameters(optimizer)}
-    if "DTensor" in kinds:
-        return SHARDED
-    if "FlatParameter" in kinds:
-        return HOLDS["FullyShardedDataParallel"]
-    for module, text in USES.items():
-        if module in sys.modules:
-            return text
-    names = {type(thing).__name__ for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)}
-    return next((text for name, text in HOLDS.items() if name in names), None)
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    kinds = {type(thing).__name__ for thing in (*_parameters(optimizer), *modules)}
+    used = [text for module, text in USES.items() if module in sys.modules]
+    return next(iter([*(text for name, text in HOLDS.items() if name in kinds), *used]), None)
 
 
 class Agent:
@@ -76,28 +67,25 @@ class Agent:
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
         self.phases: list[tuple[str, float, float]] = []  # of all that is timed: its name, start and end
         self.updates: dict[int, float] = {}  # when each optimizer began its step, in arms with phases
-        self.batches: list[tuple[int, int]] = []  # (samples, elements) of those drawn for training
-        self.cached_batches: list[tuple[int, int]] = []
-        self.digests: list[int] = []
-        self.scalers: list[Any] = []
+        # (samples, elements) of those drawn for training
+        self.batches, self.cached_batches = list[tuple[int, int]](), list[tuple[int, int]]()
+        self.digests, self.scalers, self.models = list[int](), list[Any](), list[Any]()
         self.collectives: Counter[str] = Counter()
-        self.passed = 0  # numbers that the script's own collectives were given
-        self.own_s = 0.0
+        self.passed, self.own_s = 0, 0.0  # numbers given to own collectives, seconds of marks
         self.facts: dict[str, Any] = {}
-        self.models: list[Any] = []
         self.is_armed = self.is_stopping = self.all_used = self.leaves_out_collectives = False
         self.when_exchanging: list[Callable[[], None]] = []
         self.threads: set[int] = set()  # of this process, those that have wrapped a model or made a step
         self.evaluating_since: float | None = None
-        self.is_evaluation_called = False
-        self.calls_backward = False  # or its gradients are those of `torch.autograd.grad`
+        self.is_evaluation_called = self.calls_backward = False  # or its gradients are of `autograd.grad`
         self.device = "cpu"
         self.marks: dict[int, list[float]] = {}
         self.events: dict[int, list[Any]] = {}
         self.counts_of: dict[int, list[list[int]]] = {}
         self.parameters: set[int] = set()  # of models that are wrapped, or of the optimizer, by `id`
         self.optimizers: list[Optimizer] = []
-        self.steps_without = self._backward_without = 0
+        self.steps_without = self._drawn = 0
+        self._without = Counter[str]()  # what may be steps where no optimizer of torch steps
         self.place = (int(os.environ.get("RANK", "0")), 1)
         self._profiler: Any = None
         self._traced_from = 0
@@ -135,7 +123,11 @@ class Agent:
 
     @property
     def is_training(self) -> bool:
-        return self.is_armed and self.evaluating_since is None and torch.is_grad_enabled()
+        return self.is_armed and self.evaluating_since is None and self.may_train
+
+    @property
+    def may_train(self) -> bool:
+        return torch.is_grad_enabled() or self.facts.get("steps_are", BACKWARD) != BACKWARD
 
     def evaluates(self, is_evaluation: bool) -> None:
         """An evaluation begins, goes on or is over; one that the model's `eval` began ends by its `train`."""
@@ -165,10 +157,7 @@ class Agent:
                 self.parameters |= owned  # no other one steps: they are copies (fp32 master weights)
             index = len(self.optimizers)
             self.optimizers.append(optimizer)
-        if -1 in self.marks:  # it accumulated: backward passes were no steps
-            self._forget(-1)
-            self.facts.pop("steps_are_backward", None)
-            self.plan.labels.clear()
+        self._begin_again()  # it accumulated: backward passes were no steps
         self._mark(index, optimizer)
 
     def _mark(self, index: int, optimizer: Optimizer | None) -> None:
@@ -206,7 +195,7 @@ class Agent:
         """Changes the arm where a block ends; the ranks do so after the same step."""
         if len(self.plan.labels) >= made:
             return  # of several optimizers, another one makes the step
-        if self.device == "cuda" and self.plan.ends_block(made, self.warmup):
+        if self.device == "cuda" and made >= self.warmup and not (made - self.warmup) % self.plan.block:
             torch.cuda.synchronize()  # no arm begins while steps of another one wait
         place, at = self.plan.next(made, self.warmup, min(self.marks.values(), key=len), self.place[0])
         if at == 0 and self.plan.rounds:
@@ -252,31 +241,43 @@ class Agent:
             self.facts["num_parameters"] = sum(parameter.numel() for parameter in own)
             return False
         if self.steps_without >= self.warmup + self.steps:
-            self.refuse(without_ddp())
+            self.refuse(ONE_PROCESS)
         return True
 
     def _begin_without(self) -> bool:
-        """Whether steps of several ranks count though no model is wrapped; `no_exchange` is then without the
-        script's own collectives."""
-        if not dist.is_initialized() or dist.get_world_size() < 2:
-            return False
+        """Whether steps of ranks without DDP count; `no_exchange` is then without their own collectives."""
+        if self.arm.is_alone or not dist.is_initialized() or dist.get_world_size() < 2:
+            return self.arm.is_alone
         self.facts["without_ddp"] = True
         self.place = (dist.get_rank(), dist.get_world_size())
         self.when_exchanging.append(lambda: setattr(self, "leaves_out_collectives", not self.arm.exchanges))
         return True
 
-    def after_backward(self) -> None:
-        """Where no optimizer of torch steps, backward passes are the steps."""
-        if self.optimizers or self.is_stopping or torch.is_grad_enabled() is False:
+    def _begin_again(self) -> None:
+        if -1 in self.marks:
+            self._forget(-1)
+            del self.facts["steps_are"]
+            self.plan.labels.clear()
+
+    def after_part(self, part: str) -> None:
+        """Where no optimizer of torch steps, backward passes are the steps; without those, and without DDP,
+        collectives of one name, of those that follow a batch if batches are drawn."""
+        is_backward, drawn, last = part == BACKWARD, self.done["input"], self._drawn
+        if self.optimizers or self.is_stopping or (is_backward and not torch.is_grad_enabled()):
             return
-        self._backward_without += 1
-        if self._backward_without <= 3 * self.warmup or not (self.is_armed or self._begin_without()):
+        if not is_backward and (self.models or self._without[BACKWARD] or (drawn and drawn == last)):
+            return
+        self._drawn = drawn
+        self._without[part] += 1
+        if is_backward and self.facts.get("steps_are", part) != part:
+            self._begin_again()
+        if self._without[part] <= 3 * self.warmup or not (self.is_armed or self._begin_without()):
             return
         if not self.is_armed:
             self.is_armed, self.device = True, "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
             self._watch_exit()
-        self.facts["steps_are_backward"] = True
-        self._mark(-1, None)
+        if self.facts.setdefault("steps_are", part) == part:
+            self._mark(-1, None)
 
     def _trace(self, made: int) -> None:
         if made >= self.warmup and self._profiler is None:
@@ -311,7 +312,9 @@ class Agent:
         if self.marks:
             self.facts["ended_after"] = min(map(len, self.marks.values()))
         elif error is None and (self.steps_without or self.is_armed):
-            self.facts["refused"] = without_ddp() if self.steps_without else NO_STEP
+            few = f"it ended by itself after {made} steps" if (made := self.steps_without) else NO_STEP
+            several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # groups may have ended
+            self.facts["refused"] = few if several or not made else ONE_PROCESS
         elif error is None:  # it says more than that there were no steps
             return
         self.is_stopping = True

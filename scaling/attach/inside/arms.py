@@ -33,8 +33,7 @@ class Arm:
     is_settled: bool = False  # after a GPU has finished each
     hook: str = "all_reduce"  # what DDP calls for each bucket: a name in `changes`, or an aggregator
     bucket_mb: float | None = None
-    # Before the change of a step's time in the answer, with what the processes know without it (`usual`) and
-    # with it (`own`).
+    # Before the change of a step's time; `usual` is what processes know without it, `own` with it.
     said: str = ""
     finding: str = ""  # the kind where it is faster for sure; `<finding>_advice` is its template
     skipped: tuple[str, ...] = ()  # rules in `scaling.attach.arms` by which it is not run
@@ -80,10 +79,10 @@ _ROWS = (
         NONE, has_phases=True, said="with its phases timed", skipped=("is_apart",)),
     *(Arm(f"{kind}_hook", LATER, f"DDP's `{kind}_compress_hook`", "what do half the bytes give", NONE,
           hook=kind, said=f"with {kind}_compress_hook", skipped=rules)
-      for kind, rules in (("fp16", ("no_gain",)), ("bf16", ("no_gain", "no_gpu")))),
+      for kind, rules in (("fp16", ("no_ddp", "no_gain")), ("bf16", ("no_ddp", "no_gain", "no_gpu")))),
     Arm("one_bit_hook", LATER, '`scaling.comm_hook("one_bit", model)`', "what does 1-bit compression give",
         NONE, on=lambda agent: _later("changes", "require_exchange", agent)(), hook="one_bit",
-        said='with scaling.comm_hook("one_bit")', skipped=("no_gain", "no_gpu")),
+        said='with scaling.comm_hook("one_bit")', skipped=("no_ddp", "no_gain", "no_gpu")),
     Arm("marked", LATER, "as `no_exchange`, and a GPU finishes each phase before the next begins",
         "where does the time of a step on a GPU go", NONE, exchanges=False, has_phases=True, is_settled=True,
         hook="local", skipped=("no_gpu",)),
@@ -101,7 +100,7 @@ _ROWS = (
         "what do debugging switches cost", ALL, at_start=_later("settings", "switch_off"),
         without="debugging", skipped=("is_without",), said="without {usual[debugging]}", finding="debugging"),
     *(Arm(f"buckets_{size}", PROCESS, f"DDP's `bucket_cap_mb={size}`", "would other buckets be faster", ALL,
-          bucket_mb=float(size), skipped=("one_bucket",)) for size in (2, 25, 200)),
+          bucket_mb=float(size), skipped=("no_ddp", "one_bucket")) for size in (2, 25, 200)),
     Arm("one_worker", PROCESS, "one process in place of all", "how efficient are several workers", ALL,
         is_alone=True),
 )  # fmt: skip

@@ -1,16 +1,13 @@
 """Loaders that give one batch again and again while the arm with cached input is on."""
 
-import copy
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.utils.data import dataloader
 
 from .agent import Agent
+from .batches import mapped
 from .libraries import around
 from .marking import tensors_of
 
@@ -55,29 +52,6 @@ def _shared(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.is_inference():
         return copied(value)
     return value.detach()
-
-
-def mapped(batch: Any, call: Callable[[Any], Any]) -> Any:
-    """The batch with the results for its tensors and arrays; a part that cannot be rebuilt stays as it is."""
-    new: Any
-    with suppress(Exception):  # of the script's own class
-        if isinstance(batch, torch.Tensor) or type(batch).__name__ == "ndarray":
-            return call(batch)
-        if isinstance(batch, Mapping):
-            new = copy.copy(batch)
-            for key, value in batch.items():
-                new[key] = mapped(value, call)
-            return new
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*(mapped(value, call) for value in batch))
-        if isinstance(batch, (list, tuple)):
-            return type(batch)(mapped(value, call) for value in batch)
-        if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-            new = copy.copy(batch)
-            for field in dataclasses.fields(batch):
-                object.__setattr__(new, field.name, mapped(getattr(batch, field.name), call))
-            return new
-    return batch
 
 
 class Repeated(dataloader._BaseDataLoaderIter):

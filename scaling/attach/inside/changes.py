@@ -49,9 +49,8 @@ def _done(tensors: Any) -> Any:
 
 @contextmanager
 def without_bitmap(agent: Agent, model: Any) -> Iterator[None]:
-    """With `find_unused_parameters` DDP's reducer exchanges in every backward pass which parameters a step
-    has used; here it has a group that asks the arm. The module keeps the script's group, to send parameters
-    to the others."""
+    """With `find_unused_parameters` DDP's reducer exchanges in each backward pass which parameters were used;
+    here it has a group that asks the arm. The module keeps the script's, to send parameters to the others."""
     module: Any = dist  # where DDP looks the reducer up
     original = module.Reducer
 
@@ -166,17 +165,16 @@ def _watch_models(agent: Agent) -> None:
             register_ours(self, made, hook)
         _exchange_or_not(agent)
 
-    @around(DistributedDataParallel, "register_comm_hook")
-    def _(register: Any, self: Any, state: Any, hook: Any) -> None:
-        _own_hook(agent, getattr(hook, "__name__", str(hook)))
-        if not is_hooked:
-            register(self, state, hook)
+    for name in ("register_comm_hook", "_register_builtin_comm_hook"):
 
-    @around(DistributedDataParallel, "_register_builtin_comm_hook")
-    def _(register: Any, self: Any, comm_hook_type: Any) -> None:
-        _own_hook(agent, str(comm_hook_type).rpartition(".")[2])
-        if not is_hooked:
-            register(self, comm_hook_type)
+        @around(DistributedDataParallel, name)
+        def _(register: Any, self: Any, *arguments: Any, **named: Any) -> None:
+            own = named.get("hook", named.get("comm_hook_type", arguments[-1] if arguments else None))
+            agent.facts["script_hook"] = known = getattr(own, "__name__", str(own).rpartition(".")[2])
+            if agent.plan.is_switched:
+                agent.refuse(f"{NO_SWITCH}the script has a communication hook of its own, {known}")
+            if not is_hooked:
+                register(self, *arguments, **named)
 
 
 def require_exchange(agent: Agent) -> None:
@@ -185,12 +183,6 @@ def require_exchange(agent: Agent) -> None:
         hooks: Any = model._attach_hooks
         if hooks[agent.arm.hook].fallback:
             agent.refuse(f"aggregator {agent.arm.hook}: {hooks[agent.arm.hook].fallback}")
-
-
-def _own_hook(agent: Agent, name: str) -> None:
-    agent.facts["script_hook"] = name
-    if agent.plan.is_switched:
-        agent.refuse(f"{NO_SWITCH}the script has a communication hook of its own, {name}")
 
 
 def _exchange_or_not(agent: Agent) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import _thread
 import builtins
+import errno
 import functools
 import io
 import os
 import pathlib
+import posix  # its functions are the system's, those of `os` are guarded
 import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-MOST_KEPT = 1000
 MOST_COPIED = 256 * 2**20  # bytes of an older file that a run changes; a larger one is not copied
+GONE = ".gone"  # ends the mark of an older path that the run has removed
 # Where every run writes; parts of paths that stay: what is made anew in every launch takes its time.
 QUIET = ("/dev/", "/proc/", "/sys/", "/tmp/torchinductor", "/tmp/torchelastic")  # noqa: S108
 CACHES = ("__pycache__", "/.cache/", "/.triton/", "/.nv/")
@@ -39,96 +41,139 @@ class _Builtin:
         return self.__name__  # pools send functions to their workers
 
 
+class _Entries(filter):  # type: ignore[type-arg]
+    """What `os.scandir` gives, but for what the run has removed."""
+
+    close: Callable[[], None]
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Copies:
-    """In the run's folder: `instead/` has one copy for each older file (before `began_s`) that was written
-    to, named by what identifies it; `removed-HOST-PID` a line for each path that was removed."""
+    """In the run's folder: `instead/` has a copy of each older file (before `began_s`) that was written to, a
+    link in place of one that leads elsewhere now, a mark of what was removed; named by what identifies it."""
 
     def __init__(self, out: str, began_s: float) -> None:
-        self._out, self._began_s = out, began_s
+        self._out, self.began_s = out, began_s
         self._folder = os.path.join(out, "instead")
         self._is_any = False
         self._noted: set[tuple[str, str]] = set()
-        self._open, self._unlink, self._mkdir = os.open, os.unlink, os.mkdir
-        self._link, self._replace, self._move, self._copy = os.link, os.replace, shutil.move, shutil.copyfile
+        self._move, self._copy = shutil.move, shutil.copyfile
 
     def note(self, kind: str, name: str) -> None:
         if (kind, name) in self._noted:
             return
         self._noted.add((kind, name))
-        path = f"{self._out}/{kind}-{os.uname().nodename}-{os.getpid()}"
-        file = self._open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(file, os.fsencode(name) + b"\n")
-        os.close(file)
+        self._write(f"{self._out}/{kind}-{os.uname().nodename}-{os.getpid()}", os.fsencode(name) + b"\n")
 
-    def removed(self) -> set[str]:
-        names = set[str]()
-        for entry in os.listdir(self._out):
-            if entry.startswith("removed-"):
-                with os.fdopen(self._open(f"{self._out}/{entry}", os.O_RDONLY), "rb") as lines:
-                    names.update(os.fsdecode(line.rstrip(b"\n")) for line in lines)
-        return names
+    def _write(self, path: str, line: bytes) -> None:
+        file = posix.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(file, line)
+        os.close(file)
 
     def older_file(self, path: Any, dir_fd: int | None = None) -> os.stat_result | None:
         """The status of the older file that a path leads to; None if it leads to none."""
-        try:
-            status = os.stat(path, dir_fd=dir_fd)
-        except (OSError, ValueError, TypeError):
-            return None
-        return status if stat.S_ISREG(status.st_mode) and status.st_ctime < self._began_s else None
+        status = status_of(path, dir_fd)
+        return status if status and stat.S_ISREG(status.st_mode) and status.st_ctime < self.began_s else None
 
     def place(self, status: os.stat_result) -> str:
-        """Where the copy of a file is, if there is one. The number of a device differs between nodes."""
+        """Where the copy is, if there is one. The number of a device differs between nodes."""
+        if stat.S_ISDIR(status.st_mode):  # its time and size change with what is in it
+            return f"{self._folder}/{status.st_ino:x}"
         return f"{self._folder}/{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
-    def latest(self, path: Any, dir_fd: int | None = None) -> Any:
-        """What to open to read a path: the copy if there is one, else the path."""
-        if not self._is_any:
-            if not os.access(self._folder, os.F_OK):
-                return path
-            self._is_any = True
-        if isinstance(path, int) or (status := self.older_file(path, dir_fd)) is None:
+    def latest(self, path: Any, dir_fd: int | None = None, *, is_followed: bool = True) -> Any:
+        """What to open to read a path: the copy if there is one, else the path. Error if it was removed."""
+        self._is_any = self._is_any or posix.access(self._folder, os.F_OK)
+        if not self._is_any or isinstance(path, int):
             return path
-        place = self.place(status)
-        return place if os.access(place, os.F_OK) else path
+        if posix.access(f"{self._folder}/links", os.F_OK):
+            path = self._through_links(path, dir_fd, is_followed)
+        for is_last in (False, True)[: 1 + is_followed]:
+            if (status := status_of(path, dir_fd, is_followed=is_last)) is None:
+                break
+            own = status_of(place := self.place(status), None, is_followed=False)
+            if own:
+                return place
+            if posix.access(place + GONE, os.F_OK):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return path
+
+    def _through_links(self, path: Any, dir_fd: int | None, is_followed: bool) -> Any:
+        """The same entry, by what links lead to now."""
+        name = os.path.abspath(_absolute(path, dir_fd)) + os.sep * is_followed
+        for at in [at for at, letter in enumerate(name) if at and letter == os.sep]:
+            status = status_of(name[:at], None, is_followed=False)
+            with suppress(OSError, AttributeError):  # it is no link, or leads where it did
+                target = posix.readlink(self.place(status))  # type: ignore[arg-type]
+                led = os.path.join(os.path.dirname(name[:at]), target) + name[at:].rstrip(os.sep)
+                return self._through_links(led, None, is_followed)
+        return path
+
+    def is_gone(self, path: Any, dir_fd: int | None = None) -> bool:
+        try:
+            self.latest(path, dir_fd, is_followed=False)
+        except FileNotFoundError:
+            return True
+        return False
 
     def begin(self, status: os.stat_result, name: str | None) -> str:
         """Where a file's copy is, made if there is none. `name`: of its content; None: empty."""
         with suppress(FileExistsError):
-            self._mkdir(self._folder)
+            posix.mkdir(self._folder)
         place = self.place(status)
-        if name is not None and not os.path.exists(place):
+        if name is not None and not posix.access(place, os.F_OK):
             unfinished = _unfinished(place)
             self._copy(name, unfinished)
             try:
-                self._link(unfinished, place)
+                posix.link(unfinished, place)
             except OSError:  # a file system without links, or another process was first: its copy stays
-                if not os.path.exists(place):
-                    self._replace(unfinished, place)
+                if not posix.access(place, os.F_OK):
+                    posix.replace(unfinished, place)
             with suppress(FileNotFoundError):
-                self._unlink(unfinished)
+                posix.unlink(unfinished)
         return place
 
-    def put(self, src: Any, status: os.stat_result) -> None:
-        """A file of the run's own becomes the copy of an older one."""
-        place = self.begin(status, None)
-        self._move(os.fspath(src), unfinished := _unfinished(place))  # from another file system it is a copy
-        self._replace(unfinished, place)
+    def put(self, src: str, dst: str) -> None:
+        """A file or link of the run's own is read in an older one's place from now on."""
+        unfinished = _unfinished(place := self.begin(posix.lstat(dst), None))
+        if os.path.islink(src):
+            self._lead(posix.readlink(src), unfinished)
+            posix.unlink(src)
+        else:
+            self._move(src, unfinished)  # from another file system it is a copy
+        posix.replace(unfinished, place)
 
-    def drop(self, path: Any, dir_fd: int | None = None) -> None:
-        if (status := self.older_file(path, dir_fd)) is not None:
-            with suppress(OSError):
-                self._unlink(self.place(status))
+    def restore(self, name: str, target: str | None) -> None:
+        """A removed folder is there again, or a link in the place of something else."""
+        place = self.place(posix.lstat(name))
+        if target is None:
+            posix.unlink(place + GONE)
+        else:
+            self._lead(target, place)
+
+    def _lead(self, target: str, place: str) -> None:
+        posix.symlink(target, place)
+        self._write(f"{self._folder}/links", b"")
+
+    def remove(self, name: str) -> None:
+        place = self.begin(posix.lstat(name), None)
+        with suppress(FileNotFoundError):
+            posix.unlink(place)
+        self._write(place + GONE, b"")
 
 
 class Guard:
-    """Calls that would delete, replace or write over an older file do nothing, or write to a copy, which
-    later reads are given in all processes of the run. Each path that is kept is a line of a file
-    `kept-HOST-PID`; each that is new, of `made-HOST-PID`: moved to the run's folder afterwards."""
+    """What calls would do to an older path is done to a copy, or noted, and seen by all processes of the run.
+    A file `kept-HOST-PID` has a line for each; `made-HOST-PID` for new paths: moved to the run's folder."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self._out, self._began_s = str(order["out"]), float(order["began_s"])
-        self._kept: set[str] = set()
-        self._copies = Copies(self._out, self._began_s)
+        self._out = str(order["out"])
+        self._copies = Copies(self._out, float(order["began_s"]))
         self.latest = self._copies.latest
         self.changed, self.emptied = (functools.partial(self.instead, is_emptied=of) for of in (False, True))
         self._write = builtins.open
@@ -143,9 +188,10 @@ class Guard:
             (os, "chmod chown lchown utime setxattr removexattr", self._change),
             (os, "open", self._open),
             (os, "truncate", lambda call, path, length: call(self.changed(path), length)),
-            (os.path, "getsize", lambda call, filename: call(self.latest(filename))),
+            (os, "stat lstat readlink access", self._look),
+            (os, "listdir", self._list),
+            (os, "scandir", self._scan),
             (shutil, "move", self._rename),
-            (shutil, "rmtree", self._tree),
         ):
             for name in names.split():
                 if hasattr(holder, name):
@@ -159,34 +205,44 @@ class Guard:
         raise PermissionError(reason)
 
     def _age(self, path: Any, dir_fd: int | None = None, *, is_followed: bool = False) -> str:
-        try:
-            status = os.stat(path, dir_fd=dir_fd, follow_symlinks=is_followed)
-        except (OSError, ValueError, TypeError):
+        if (status := status_of(path, dir_fd, is_followed=is_followed)) is None:
             return "missing"
         is_guarded = stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
-        return "older" if is_guarded and status.st_ctime < self._began_s else "newer"
+        return "older" if is_guarded and status.st_ctime < self._copies.began_s else "newer"
 
     def _has_older(self, path: Any) -> bool:
-        """Whether something in a folder is older: a folder is as old as its last entry."""
-        entries = (os.path.join(at, name) for at, folders, files in os.walk(path) for name in folders + files)
-        return any(self._age(entry) == "older" for entry in entries)
-
-    def _keep(self, path: Any, dir_fd: int | None = None, *, is_removed: bool = False) -> None:
-        name = os.path.abspath(_absolute(path, dir_fd))
-        if is_removed:
-            self._copies.note("removed", _entry(name))
-        if name.startswith(QUIET) or name in self._kept or len(self._kept) >= MOST_KEPT:
-            return
-        self._kept.add(name)
-        self._copies.note("kept", name)
-
-    def _is_removed(self, path: Any, dir_fd: int | None = None) -> bool:
-        """Whether the run has removed it, or a folder that it is in, and it is there all the same."""
-        name, removed = _entry(_absolute(path, dir_fd)), self._copies.removed()
-        if name in removed:
+        """Whether it is older, or something in it: a folder is as old as its last entry."""
+        if self._age(path) == "older":
             return True
-        above = [name[:at] for at, letter in enumerate(name) if letter == os.sep]
-        return not removed.isdisjoint(above) and (self._age(name) == "older" or self._has_older(name))
+        try:
+            return any(self._has_older(entry.path) for entry in posix.scandir(path))
+        except OSError:  # no folder
+            return False
+
+    def _keep(self, path: Any, dir_fd: int | None = None) -> None:
+        name = os.path.abspath(_absolute(path, dir_fd))
+        if not name.startswith(QUIET):
+            self._copies.note("kept", name)
+
+    def _shows(self, folder: Any, name: Any) -> bool:
+        at = (name, folder) if isinstance(folder, int) else (os.path.join(folder, name),)
+        return not self._copies.is_gone(*at)
+
+    def _list(self, call: Any, path: Any = ".") -> Any:
+        path = self.latest(path)
+        return [name for name in call(path) if self._shows(path, name)]
+
+    def _scan(self, call: Any, path: Any = ".") -> Any:
+        entries = call(path := self.latest(path))
+        shown = _Entries(lambda entry: self._shows(path, entry.name), entries)
+        shown.close = entries.close
+        return shown
+
+    def _look(self, call: Any, path: Any, *how: Any, dir_fd: int | None = None, **named: Any) -> Any:
+        is_followed = named.get("follow_symlinks", call.__name__ in ("stat", "access"))
+        if call.__name__ == "access" and self._copies.is_gone(path, dir_fd):
+            return False
+        return call(self.latest(path, dir_fd, is_followed=is_followed), *how, dir_fd=dir_fd, **named)
 
     def instead(self, path: Any, *, is_emptied: bool, dir_fd: int | None = None) -> Any:
         """Where what is written to a path goes: there, or to a copy if an older file is there."""
@@ -199,8 +255,8 @@ class Guard:
         if name.startswith(QUIET):
             return path
         self._keep(name)
-        is_begun = is_emptied or os.path.exists(self._copies.place(status))
-        if is_begun or self._is_removed(name):
+        is_begun = is_emptied or posix.access(self._copies.place(status), os.F_OK)
+        if is_begun or self._copies.is_gone(name):
             return self._copies.begin(status, None)
         if status.st_size > MOST_COPIED:
             self.refuse(
@@ -209,7 +265,7 @@ class Guard:
         return self._copies.begin(status, name)
 
     def _anew(self, path: Any, dir_fd: int | None = None) -> Any:
-        if self._age(path, dir_fd) == "older" and self._is_removed(path, dir_fd):
+        if self._copies.is_gone(path, dir_fd):
             return self.instead(path, is_emptied=True, dir_fd=dir_fd)
         self._make(path, dir_fd)
         return path
@@ -217,7 +273,7 @@ class Guard:
     def _make(self, path: Any, dir_fd: int | None = None) -> None:
         name = os.path.abspath(_absolute(path, dir_fd))
         is_elsewhere = name.startswith((self._out, *QUIET)) or any(part in name for part in CACHES)
-        if not is_elsewhere and not os.path.lexists(name):
+        if not is_elsewhere and self._age(name) == "missing":
             self._copies.note("made", name)
 
     def _opened(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
@@ -239,54 +295,43 @@ class Guard:
             flags |= os.O_CREAT if place is not path else 0
         else:
             place = self.latest(path, dir_fd)
-        if place is not path:
-            return call(place, flags, 0o644)
-        return call(path, flags, mode, dir_fd=dir_fd)
+        return call(place, flags, mode, dir_fd=dir_fd)
 
-    def _remove(self, call: Any, path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any) -> None:
-        state = self._age(path, dir_fd)
-        if state == "newer" and dir_fd is None and call.__name__ == "rmdir" and self._has_older(path):
-            state = "older"
-        if state == "older":
-            self._keep(path, dir_fd, is_removed=True)
-            self._copies.drop(path, dir_fd)
+    def _remove(self, call: Any, path: Any, *, dir_fd: int | None = None) -> None:
+        self.latest(path, dir_fd, is_followed=False)  # an error if it was removed before
+        name, is_older = _absolute(path, dir_fd), self._age(path, dir_fd) == "older"
+        if call.__name__ == "rmdir" and os.path.isdir(name):
+            is_older = not os.listdir(name) and (is_older or bool(posix.listdir(name)))
+        if is_older:
+            self._keep(name)
+            self._copies.remove(name)
         else:
-            more = {} if dir_fd is None else {"dir_fd": dir_fd}
-            call(path, *arguments, **more, **named)
+            call(path, dir_fd=dir_fd)
 
     def _rename(self, call: Any, src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
         if call.__name__ == "move" and os.path.isdir(dst):
             dst = os.path.join(dst, os.path.basename(os.fspath(src).rstrip(os.sep)))
-        places = ((src, named.get("src_dir_fd")), (dst, named.get("dst_dir_fd")))
-        ages = [self._age(*place) for place in places]
-        if ages[0] == "newer" and places[0][1] is None and self._has_older(src):
-            ages[0] = "older"
-        if ages[0] == "missing" or (ages[0] == "newer" and ages[1] != "older"):
-            self._make(*places[1])
+        source, target = (_absolute(src, named.get("src_dir_fd")), _absolute(dst, named.get("dst_dir_fd")))
+        self.latest(source, is_followed=False)
+        is_older, is_tree = self._has_older(source), os.path.isdir(source) and not os.path.islink(source)
+        is_over = self._age(target) == "older" or self._copies.is_gone(target)
+        if not (is_older or is_over) or (os.path.isdir(target) and (not is_tree or os.listdir(target))):
+            self._make(target)
             return call(src, dst, *arguments, **named)
-        for place, its_age in zip(places, ages, strict=True):
-            if its_age == "older":
-                self._keep(*place, is_removed=place is places[0])
-        if ages == ["newer", "older"]:
-            self._put(*places)
-        return dst
-
-    def _put(self, source: tuple[Any, int | None], target: tuple[Any, int | None]) -> None:
-        """What a rename would put in an older file's place is read there from now on."""
-        src, older = _absolute(*source), self._copies.older_file(*target)
-        if os.path.isdir(src) and not os.path.islink(src):
-            self._copies.note("removed", _entry(src))
-        elif older is not None and not os.path.islink(src) and not os.path.islink(_absolute(*target)):
-            self._copies.put(src, older)
+        if is_tree:
+            if not os.path.isdir(target):
+                os.mkdir(target)
+            for name in os.listdir(source):
+                self._rename(call, os.path.join(source, name), os.path.join(target, name))
+            os.rmdir(source)
+        elif is_older:
+            if os.path.getsize(source) <= MOST_COPIED:
+                shutil.copyfile(source, target, follow_symlinks=False)
+            os.unlink(source)
         else:
-            os.unlink(src)
-
-    def _tree(self, call: Any, path: Any, *arguments: Any, **options: Any) -> None:
-        is_older = os.path.isdir(path) and not os.path.islink(path) and self._has_older(path)
-        if is_older or (self._age(path) == "older" and not (os.path.isdir(path) and os.listdir(path))):
-            self._keep(path, is_removed=True)
-        elif os.path.lexists(path):
-            call(path, *arguments, **options)
+            self._keep(target)
+            self._copies.put(source, target)
+        return dst
 
     def _create(self, at: int, call: Any, *arguments: Any, **named: Any) -> None:
         """A path that the run has removed is there all the same: to make it again is no error."""
@@ -296,8 +341,12 @@ class Guard:
             self._make(path, dir_fd)
             call(*arguments, **named)
         except FileExistsError:
-            if not self._is_removed(path, dir_fd):
+            if not self._copies.is_gone(path, dir_fd):
                 raise
+            target = os.fsdecode(arguments[0] if arguments else named["src"]) if at else None
+            if call.__name__ == "link" and target:
+                target = os.path.abspath(target)
+            self._copies.restore(_absolute(path, dir_fd), target)
 
     def _link(self, call: Any, src: Any, dst: Any, **named: Any) -> None:
         """A link to an older file would change its time, and what is written to the link would be in it."""
@@ -326,10 +375,11 @@ def _absolute(path: Any, dir_fd: int | None) -> str:
     return os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)
 
 
-def _entry(name: str) -> str:
-    """A path by which an entry of a folder is known, whatever links lead to the folder."""
-    folder, last = os.path.split(os.path.abspath(name))
-    return os.path.join(os.path.realpath(folder), last)
+def status_of(path: Any, dir_fd: int | None, *, is_followed: bool = True) -> os.stat_result | None:
+    try:
+        return posix.stat(path, dir_fd=dir_fd, follow_symlinks=is_followed)
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _replace(holder: Any, name: str, call: Any) -> None:

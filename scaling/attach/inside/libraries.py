@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from .guard import Guard
+
+LEFT_OUT = Counter[str]()  # of this process: calls that send something elsewhere, or log it with a tracker
+SENDS = {  # module -> its class, and the functions of either that send files elsewhere
+    "huggingface_hub.hf_api": ("HfApi", "upload_folder upload_file upload_large_folder create_commit"),
+    "transformers.trainer": ("Trainer", "push_to_hub"),
+    "transformers.modeling_utils": ("PreTrainedModel", "push_to_hub"),
+    "boto3.s3.transfer": ("S3Transfer", "upload_file"),
+    "google.cloud.storage.blob": ("Blob", "upload_from_filename upload_from_file upload_from_string"),
+}
 
 
 def around(holder: Any, name: str) -> Callable[[Callable[..., Any]], Any]:
@@ -59,7 +69,34 @@ def after_h5py(module: Any, guard: Guard) -> None:
         begin(self, place, mode, *arguments, **named)
 
 
+def leave_out(module: Any) -> None:
+    owner, names = SENDS[module.__name__]
+    for holder in (module, getattr(module, owner, None)):
+        for name in names.split():
+            if hasattr(holder, name):
+                around(holder, name)(lambda *_, **__: LEFT_OUT.update(uploads=1))
+
+
+def count_calls(holder: Any, prefix: str, tracker: str) -> None:
+    for name in [one for one in dir(holder) if one.startswith(prefix) and callable(getattr(holder, one))]:
+
+        @around(holder, name)
+        def _(log: Any, *arguments: Any, **named: Any) -> Any:
+            LEFT_OUT[tracker] += 1
+            return log(*arguments, **named)
+
+
+def after_wandb(module: Any) -> None:
+    @around(module, "init")
+    def _(init: Any, *arguments: Any, **named: Any) -> Any:
+        begun = init(*arguments, **named)
+        for holder in (begun, module):
+            count_calls(holder, "log", "wandb")
+        return begun
+
+
 def after_mlflow(module: Any) -> None:
+    count_calls(module, "log_", "mlflow")
     for holder in (module, getattr(module, "tracking", None)):
         for name in ("set_tracking_uri", "set_registry_uri"):
             if hasattr(holder, name):

@@ -1,12 +1,10 @@
 """Counts what a step consists of; in some arms also when each part of it was."""
 
-import dataclasses
 import os
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,8 +13,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, dataloader
 from torch.utils.data._utils import fetch
 
-from .agent import Agent
+from .agent import BACKWARD, Agent
 from .arms import SAFE
+from .batches import mapped
 from .libraries import around
 from .settings import asks_for_anomalies
 
@@ -40,6 +39,9 @@ def mark(agent: Agent) -> None:
     torch.autograd.grad = _stepping(agent, grad, torch.autograd.grad, is_grad=True)
     _batches(agent)
     _evaluations(agent)
+    for name in COLLECTIVES:
+        call = own_or_left_out(agent, name, getattr(dist, name))
+        setattr(dist, name, call if agent.arm.is_bare else _counted(agent, "collective", call))
     if agent.arm.is_bare:
         return
 
@@ -58,9 +60,6 @@ def mark(agent: Agent) -> None:
             agent.after_step(optimizer)  # it was skipped, for infinite gradients
         return result
 
-    for name in COLLECTIVES:
-        call = own_or_left_out(agent, name, getattr(dist, name))
-        setattr(dist, name, _counted(agent, "collective", call))
     dist.Work.wait = _counted(agent, "collective", dist.Work.wait)  # type: ignore[method-assign]
     _fetches(agent)
     _updates(agent)
@@ -74,7 +73,7 @@ def _stepping(agent: Agent, counted: Any, call: Any, *, is_grad: bool = False) -
             return call(*arguments, **options)
         agent.calls_backward = agent.calls_backward or not is_grad
         result = counted(*arguments, **options)
-        agent.after_backward()
+        agent.after_part(BACKWARD)
         return result
 
     return stepping
@@ -84,6 +83,7 @@ def own_or_left_out(agent: Agent, name: str, call: Any) -> Any:
     """A collective of the script's own; while they are left out, its result is of this rank alone."""
 
     def called(*arguments: Any, **options: Any) -> Any:
+        agent.after_part(name)
         if agent.is_armed:
             agent.collectives[name] += 1
             given = (*arguments[:1], *options.values())
@@ -178,37 +178,32 @@ def _digest(batch: Any) -> int:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    try:
-        return [tensor for part in _parts(batch) for tensor in tensors_of(part)]
-    except Exception:  # noqa: BLE001 # the script's own class: what is not counted is no error of the script
-        return []
-
-
-def _parts(batch: Any) -> Iterable[Any]:
-    if isinstance(batch, (list, tuple)):
-        return batch
-    if isinstance(batch, type):
-        return ()
-    if dataclasses.is_dataclass(batch):
-        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    values = getattr(batch, "values", None)
-    return values() if callable(values) else ()
+    found: list[Any] = []
+    mapped(batch, lambda value: found.append(value) or value)  # type: ignore[func-returns-value]
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def _batches(agent: Agent) -> None:
     """Counts the batches that a loader gives, and the iterators over it, but for those of an evaluation. What
-    another thread draws ahead belongs to no step: its size alone is noted."""
+    another thread draws ahead belongs to no step: its size alone is noted. Drawing is input, and so is to
+    start and to stop a loader's workers."""
+
+    def timed(call: Any, self: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(self)
+        finally:
+            if agent.arm.has_phases and agent.is_armed and agent.is_own_thread:
+                agent.phases.append(("input", start, time.perf_counter()))
 
     @around(dataloader._BaseDataLoaderIter, "__next__")
     def _(draw: Any, self: Any) -> Any:
         if agent.is_armed and agent.is_own_thread:
             # Some scripts evaluate by `no_grad` alone: they draw from another loader than in training.
             is_other = bool(agent.batches) and not getattr(self, "_attach_trains", False)
-            agent.evaluates(is_other and not torch.is_grad_enabled())
+            agent.evaluates(is_other and not agent.may_train)
         try:
-            batch = draw(self)
+            batch = timed(draw, self)
         except StopIteration:
             if agent.is_training:
                 agent.facts["exhausted"] = agent.facts.get("exhausted", 0) + 1
@@ -234,34 +229,9 @@ def _batches(agent: Agent) -> None:
     def _(iterate: Any, self: Any) -> Any:
         if agent.is_training:
             agent.facts["iterators"] = agent.facts.get("iterators", 0) + 1
-            agent.facts["pin_memory"] = bool(self.pin_memory)
-            agent.facts["unshared_samples"] = _unshared(self)
-            agent.facts["persistent_workers"] = bool(getattr(self, "persistent_workers", False))
-        return iterate(self)
-
-    _time_input(agent)
-
-
-def _unshared(loader: Any) -> int:
-    """The length of a data set that a loader draws from without regard to other ranks; 0 of others."""
-    batches = loader.batch_sampler
-    is_plain = type(batches) is BatchSampler and type(batches.sampler) in (RandomSampler, SequentialSampler)
-    return len(loader.dataset) if is_plain else 0
-
-
-def _time_input(agent: Agent) -> None:
-    """Drawing a batch is input, and so is to start and to stop a loader's workers."""
-
-    def timed(call: Any, self: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return call(self)
-        finally:
-            if agent.arm.has_phases and agent.is_armed and agent.is_own_thread:
-                agent.phases.append(("input", start, time.perf_counter()))
-
-    around(dataloader._BaseDataLoaderIter, "__next__")(timed)
-    around(dataloader.DataLoader, "__iter__")(timed)
+            known = {name: bool(getattr(self, name)) for name in ("pin_memory", "persistent_workers")}
+            agent.facts |= {**known, "unshared_samples": _unshared(self)}
+        return timed(iterate, self)
 
     @around(dataloader._MultiProcessingDataLoaderIter, "_shutdown_workers")
     def _(shut_down: Any, self: Any) -> None:
@@ -270,6 +240,13 @@ def _time_input(agent: Agent) -> None:
             shut_down(self)
         else:
             timed(shut_down, self)
+
+
+def _unshared(loader: Any) -> int:
+    """The length of a data set that a loader draws from without regard to other ranks; 0 of others."""
+    batches = loader.batch_sampler
+    is_plain = type(batches) is BatchSampler and type(batches.sampler) in (RandomSampler, SequentialSampler)
+    return len(loader.dataset) if is_plain else 0
 
 
 def _queued_s() -> float:
@@ -308,13 +285,10 @@ def _evaluations(agent: Agent) -> None:
     """An evaluation is from the model's `eval` to its next `train`, or to the end of the step."""
 
     def is_model(module: Any) -> bool:
+        own = set(map(id, module.parameters()))
         if not agent.models:
-            return any(id(parameter) in agent.parameters for parameter in module.parameters())
-        wrapped: list[Any] = []
-        for model in agent.models:
-            inner = getattr(model, "module", model)
-            wrapped += [model, inner, getattr(inner, "_orig_mod", inner)]
-        return any(one is module or one is getattr(module, "_orig_mod", module) for one in wrapped)
+            return not own.isdisjoint(agent.parameters)
+        return any(own.issuperset(map(id, model.parameters())) for model in agent.models)
 
     @around(torch.nn.Module, "eval")
     def _(evaluate: Any, self: Any) -> Any:

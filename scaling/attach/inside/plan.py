@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from .arms import LONGEST_BLOCK, order_of
 
-# Steps of a block, the first of which is left out, where it would take more seconds with the most. Of what is
-# done in every second, fifth or tenth step, other numbers leave out all or none.
+# Steps of a block where it would take more seconds with the most. Others see all or none of every tenth.
 LEAST_BLOCK, BLOCK_S = 3, 0.6
 KEY = "scaling_attach_{}"
 
@@ -24,10 +23,7 @@ class Plan:
         self._seed, self._enough = int(order.get("seed", 0)), Path(order["out"]) / "enough"
         self._budget_s, self._began_s = float(order.get("budget_s", 0.0)), 0.0
         self.waits_for_epoch = bool(order.get("until_epoch"))  # no step is the last one before it has ended
-        self._block, self._last, self._label = LONGEST_BLOCK, 0, (self.first, -1, 0)
-
-    def ends_block(self, made: int, warmup: int) -> bool:
-        return made >= warmup and not (made - warmup) % self._block
+        self.block, self._last, self._label = LONGEST_BLOCK, 0, (self.first, -1, 0)
 
     def next(self, made: int, warmup: int, marks_s: list[float], rank: int) -> tuple[str, int]:
         """The arm of the step after so many; "stop" after the last round. And its number in the round."""
@@ -37,10 +33,10 @@ class Plan:
             return self.first, 1
         if step == 0:
             self._began_s = marks_s[-1]
-            self._block = self._agree_on_block(marks_s[-min(warmup, 5) :], rank)
-        block, within = divmod(step, self._block)
+            self.block = self._agree_on_block(marks_s[-min(warmup, 5) :], rank)
+        block, within = divmod(step, self.block)
         number, place = divmod(block, len(self.arms))
-        at = place * self._block + within
+        at = place * self.block + within
         if at == 0 and number > 0:
             self.rounds = number
             if self._is_over(number, rank):
@@ -52,7 +48,7 @@ class Plan:
     def _agree_on_block(self, marks_s: list[float], rank: int) -> int:
         step_s = (marks_s[-1] - marks_s[0]) / max(len(marks_s) - 1, 1)
         block = LONGEST_BLOCK if LONGEST_BLOCK * step_s <= BLOCK_S else LEAST_BLOCK
-        if (store := _store()) is None:
+        if (store := store_of_script()) is None:
             return LONGEST_BLOCK
         if rank == 0:
             store.set(KEY.format("block"), str(block))
@@ -61,7 +57,7 @@ class Plan:
     def _is_over(self, number: int, rank: int) -> bool:
         """Whether this was the last round. Rank 0 says so one round ahead; the others come to know in time,
         for no rank ends a round in which it exchanges before rank 0 has begun it."""
-        store = _store()
+        store = store_of_script()
         if rank == 0 and not self._last:
             is_enough = self._enough.exists() or time.perf_counter() - self._began_s > self._budget_s
             if is_enough and not self.waits_for_epoch:
@@ -73,7 +69,7 @@ class Plan:
         return bool(self._last) and number >= self._last
 
 
-def _store() -> Any:
+def store_of_script() -> Any:
     """The script's; None where it has none, as with MPI."""
     if not dist.is_initialized():
         return None

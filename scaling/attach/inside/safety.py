@@ -1,4 +1,4 @@
-"""Saves of the script: where they go, how often they are and how long they take; uploads are left out."""
+"""Saves of the script: where they go, how often they are and how long they take."""
 
 import io
 import sys
@@ -15,15 +15,14 @@ from .guard import CACHES, QUIET, Guard
 from .libraries import around, redirect
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
-SAVERS = (  # module, class and functions of what else writes, deletes or sends checkpoints
+SAVERS = (  # module, class and functions of what else writes or deletes checkpoints
     ("safetensors.torch", "", "save_file"),
     ("torch.distributed.checkpoint", "", "save async_save"),
     ("torch.export", "", "save"),
     ("torch.onnx", "", "export"),
-    ("transformers.trainer", "Trainer", "_save_checkpoint save_model push_to_hub"),
-    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained push_to_hub"),
+    ("transformers.trainer", "Trainer", "_save_checkpoint save_model"),
+    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
     ("accelerate.accelerator", "Accelerator", "save_state save_model"),
-    ("huggingface_hub.hf_api", "HfApi", "upload_folder upload_file"),
     *((f"{name}.trainer.trainer", "Trainer", "save_checkpoint") for name in LIGHTNING),
     *((f"{name}.strategies.strategy", "Strategy", "save_checkpoint remove_checkpoint") for name in LIGHTNING),
 )
@@ -40,9 +39,9 @@ def watch_saves(agent: Agent, guard: Guard) -> None:
         redirect(holder, "save", 1, "f", guard.emptied)
         around(holder, "save")(partial(_timed, agent))
 
-    @around(agent, "arm_with")
-    def _(arm_with: Any, model: Any) -> None:
-        arm_with(model)
+    @around(agent, "_watch_exit")
+    def _(watch_exit: Any) -> None:
+        watch_exit()
         _watch_libraries(agent)
 
 
@@ -99,13 +98,9 @@ def _watched_file(agent: Agent, opened: Any) -> Any:
 
 
 def _watch_libraries(agent: Agent) -> None:
-    def not_sent(*_: Any, **__: Any) -> None:
-        agent.facts["uploads"] = agent.facts.get("uploads", 0) + 1
-
     for module, owner, names in SAVERS:
         holder = sys.modules.get(module)
         holder = getattr(holder, owner, None) if owner else holder
         for name in names.split():
             if hasattr(holder, name) and not hasattr(getattr(holder, name), "_attach_watched"):
-                is_sent = "upload" in name or "push" in name
-                around(holder, name)(not_sent if is_sent else partial(_timed, agent))._attach_watched = True
+                around(holder, name)(partial(_timed, agent))._attach_watched = True

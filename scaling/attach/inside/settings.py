@@ -10,6 +10,7 @@ import torch
 import torch.distributed
 
 from .libraries import around
+from .plan import store_of_script
 
 dist: Any = torch.distributed
 _set_anomaly = torch.set_anomaly_enabled
@@ -78,9 +79,8 @@ def _places(own: dict[str, Any]) -> list[dict[str, Any]]:
     """The place of every rank; launchers bind ranks to cores or leave them all to each of them."""
     if not dist.is_initialized():
         return [own]
-    try:
-        store, name = dist.distributed_c10d._get_default_store(), "scaling_attach_place_{}"
-        store.set(name.format(dist.get_rank()), json.dumps(own))
-        return [json.loads(store.get(name.format(rank))) for rank in range(dist.get_world_size())]
-    except RuntimeError:  # it has no store any more
+    if (store := store_of_script()) is None:
         return [own] * int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())
+    name = "scaling_attach_place_{}"
+    store.set(name.format(dist.get_rank()), json.dumps(own))
+    return [json.loads(store.get(name.format(rank))) for rank in range(dist.get_world_size())]

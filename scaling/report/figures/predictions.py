@@ -14,18 +14,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator
 
 from scaling.analysis.columns import has_no_model
+from scaling.report.figures import parts
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import (
-    WIDTH,
-    Looks,
-    add_tip,
-    aggregator_handle,
-    aggregator_looks,
-    in_ms,
-    legend_below,
-    new_figure,
-    numbers_at,
-)
 from scaling.report.predictions import PredictedCell
 
 CAPTION = (
@@ -55,7 +45,7 @@ TICK_STEPS: tuple[tuple[float, ...], ...] = (
 def predicted(data: FigureInput) -> Iterator[Drawn]:
     if points := predicted_points(data.predicted):
         labels = [row["aggregator"] for row in data.rows if not has_no_model(row)]
-        looks = aggregator_looks([*labels, *(point.aggregator for point in points)])
+        looks = parts.aggregator_looks([*labels, *(point.aggregator for point in points)])
         title = f"Predicted against measured, {len(points)} cell{'s' if len(points) > 1 else ''}"
         yield Drawn("predicted", title, CAPTION, draw_predictions(title, points, looks), "predicted.csv")
 
@@ -80,7 +70,7 @@ def predicted_points(predicted: Iterable[PredictedCell]) -> list[PredictedPoint]
     for cell in predicted:
         if cell.measured and cell.error_ratio is not None:
             values, names = cell.predicted, ("iteration_s", "iteration_s_low", "iteration_s_high")
-            measured = [in_ms(cell.measured.get(name)) for name in names]
+            measured = [parts.in_ms(cell.measured.get(name)) for name in names]
             own = [1000 * values[name] for name in names]
             is_hollow = values.get("peer_access") is False
             text = f"{own[0]:.4g} ms predicted, {measured[0]:.4g} measured, {cell.error_ratio:+.1%}"
@@ -90,23 +80,23 @@ def predicted_points(predicted: Iterable[PredictedCell]) -> list[PredictedPoint]
     return points
 
 
-def draw_predictions(title: str, points: Sequence[PredictedPoint], looks: Looks) -> Figure:
+def draw_predictions(title: str, points: Sequence[PredictedPoint], looks: parts.Looks) -> Figure:
     networks = list(dict.fromkeys(point.network for point in points))
     columns = min(len(networks), MOST_COLUMNS)
     rows = -(-len(networks) // columns)
-    figure = new_figure(title, 1.2 + rows * min(WIDTH / columns, 0.75 * WIDTH))
+    figure = parts.new_figure(title, 1.2 + rows * min(parts.WIDTH / columns, 0.75 * parts.WIDTH))
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, network in zip(panels, networks, strict=False):
         _draw_panel(axes, network, [point for point in points if point.network == network], looks)
     for axes in panels[len(networks) :]:
         axes.set_visible(False)
     used = {point.aggregator for point in points}
-    handles = [aggregator_handle(label, looks) for label in looks if label in used]
-    legend_below(figure, [*handles, *_meanings(points)])
+    handles = [parts.aggregator_handle(label, looks) for label in looks if label in used]
+    parts.legend_below(figure, [*handles, *_meanings(points)])
     return figure
 
 
-def _draw_panel(axes: Axes, network: str, points: Sequence[PredictedPoint], looks: Looks) -> None:
+def _draw_panel(axes: Axes, network: str, points: Sequence[PredictedPoint], looks: parts.Looks) -> None:
     # All points, and the band at them; intervals may be cut off.
     values = [value for point in points for value in (point.measured_ms, point.predicted_ms)]
     low, high = ends = [min(values) / ROOM, max(values) * ROOM]
@@ -122,13 +112,13 @@ def _draw_panel(axes: Axes, network: str, points: Sequence[PredictedPoint], look
     axes.set_aspect("equal")
     ticks = _ticks(low, high)
     for axis in (axes.xaxis, axes.yaxis):
-        numbers_at(axis, FixedLocator(ticks))
+        parts.numbers_at(axis, FixedLocator(ticks))
     axes.set_title(network, loc="left")
     axes.set_xlabel("measured, ms a step")
     axes.set_ylabel("predicted (simulated), ms")
 
 
-def _draw_point(axes: Axes, point: PredictedPoint, looks: Looks) -> None:
+def _draw_point(axes: Axes, point: PredictedPoint, looks: parts.Looks) -> None:
     look, x, y = looks[point.aggregator], point.measured_ms, point.predicted_ms
     bar: dict[str, Any] = {"color": look.colour, "linewidth": 0.7, "alpha": 0.5}
     axes.plot([x] * 2, [point.predicted_low_ms, point.predicted_high_ms], **bar)
@@ -136,7 +126,7 @@ def _draw_point(axes: Axes, point: PredictedPoint, looks: Looks) -> None:
         axes.plot([point.measured_low_ms, point.measured_high_ms], [y] * 2, **bar)
     face = "white" if point.is_hollow else look.colour
     axes.plot([x], [y], color=look.colour, marker=look.marker, linestyle="", markerfacecolor=face)
-    add_tip(axes, x, y, point.text)
+    parts.add_tip(axes, x, y, point.text)
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -19,19 +19,8 @@ from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.objectives import AGAINST_TIME, front, seconds_a_sample, trade_off
 from scaling.analysis.samples import CellResult
 from scaling.axes import workers
+from scaling.report.figures import parts
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import (
-    BEST,
-    LABEL_GAP,
-    NEARLY_ALL,
-    OTHER,
-    add_tip,
-    broken,
-    numbers_at,
-    one_plot,
-    percent_tick,
-    plain_log,
-)
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import number, percent
 from scaling.report.text import title_of, unit_of
@@ -128,11 +117,11 @@ def _accuracy(
 def _draw_accuracies(title: str, points: Sequence[TradePoint], label: str) -> Figure:
     ends = [end for point in points for end in (point.y, point.low, point.high) if math.isfinite(end)]
     figure, axes = _plot(title, points, label)
-    if NEARLY_ALL <= max(ends) < 1:
+    if parts.NEARLY_ALL <= max(ends) < 1:
         least, most = 1 - max(ends), 1 - min(ends)
         room = min(1.2, max(1.01, math.sqrt(most / least)))
         axes.set_ylim(least / room, most * room)
-        plain_log(axes, percent_tick)
+        parts.plain_log(axes, parts.percent_tick)
         if axes.get_ylim()[1] < NARROW * axes.get_ylim()[0]:
             axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.set_ylabel("test error")
@@ -140,7 +129,7 @@ def _draw_accuracies(title: str, points: Sequence[TradePoint], label: str) -> Fi
     else:
         room = 0.12 * (max(ends) - min(ends)) or 0.01
         axes.set_ylim(min(ends) - room, max(ends) + room)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: percent_tick(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: parts.percent_tick(value)))
         axes.set_ylabel("test accuracy")
     _draw_points(axes, points, front(points, lambda one: one.x, lambda one: one.loss), of_seeds=True)
     return figure
@@ -156,7 +145,7 @@ def _draw_times(title: str, candidates: Sequence[Candidate]) -> Figure:
         points.append(TradePoint(one.parts[0], tip, one.value, time, time))
     figure, axes = _plot(title, points, unit_of(candidates[0].values()))
     axes.set_ylim(min(one.y for one in points) / 1.25, max(one.y for one in points) * 1.25)
-    plain_log(axes, lambda value: f"{value:g}")
+    parts.plain_log(axes, lambda value: f"{value:g}")
     if axes.get_ylim()[1] < NARROW * axes.get_ylim()[0]:
         axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.set_ylabel(unit)
@@ -170,12 +159,12 @@ def _draw_times(title: str, candidates: Sequence[Candidate]) -> Figure:
 
 
 def _plot(title: str, points: Sequence[TradePoint], label: str) -> tuple[Figure, Axes]:
-    (figure, axes), costs = one_plot(title, 3.2), [point.x for point in points]
+    (figure, axes), costs = parts.one_plot(title, 3.2), [point.x for point in points]
     axes.set_xscale("log")
     span = max(costs) / min(costs)  # room for labels on the right, more where points are apart
     axes.set_xlim(min(costs) / min(1.25, max(1.04, span**0.2)), max(costs) * min(2.2, max(1.15, span**0.8)))
     narrow = axes.get_xlim()[1] < NARROW * axes.get_xlim()[0]
-    numbers_at(axes.xaxis, MaxNLocator(5) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
+    parts.numbers_at(axes.xaxis, MaxNLocator(5) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.set_xlabel(label)
     return figure, axes
 
@@ -184,25 +173,29 @@ def _draw_points(
     axes: Axes, points: Sequence[TradePoint], best: Sequence[TradePoint], *, of_seeds: bool = False
 ) -> None:
     """Points with their names where there is room, else in their tips; the front is a stair."""
-    axes.step([one.x for one in best], [one.y for one in best], where="post", color=BEST, linewidth=1.2)
+    axes.step([one.x for one in best], [one.y for one in best], where="post", color=parts.BEST, linewidth=1.2)
     to_axes = axes.transData + axes.transAxes.inverted()
     ordered = sorted(points, key=lambda point: point not in best)
     places = [to_axes.transform((point.x, point.y)) for point in ordered]
     corners = [place for one, after in pairwise(best) for place in ((one.x, one.y), (after.x, one.y))]
     stair = to_axes.transform([*corners, (best[-1].x, best[-1].y)]).tolist()
-    named = [(float(x), float(y), broken(one.name)) for (x, y), one in zip(places, ordered, strict=True)]
+    named = [
+        (float(x), float(y), parts.broken(one.name)) for (x, y), one in zip(places, ordered, strict=True)
+    ]
     stairs = [(min(x, u), min(y, v), max(x, u), max(y, v)) for (x, y), (u, v) in pairwise(stair)]
     labels = label_places(named, stairs)
     for point, label_at in zip(ordered, labels, strict=True):
-        colour = BEST if point in best else OTHER
+        colour = parts.BEST if point in best else parts.OTHER
         is_single = math.isnan(point.low)
         if not is_single:
             axes.plot([point.x] * 2, [point.low, point.high], color=colour, marker="_", linewidth=1.0)
         face = "white" if is_single and of_seeds else colour
         axes.plot([point.x], [point.y], color=colour, marker="o", markerfacecolor=face, linestyle="")
-        add_tip(axes, point.x, point.y, point.tip)
+        parts.add_tip(axes, point.x, point.y, point.tip)
         if point.name and label_at is not None:
-            name = axes.text(*label_at, broken(point.name), transform=axes.transAxes, va="center", fontsize=8)
+            name = axes.text(
+                *label_at, parts.broken(point.name), transform=axes.transAxes, va="center", fontsize=8
+            )
             with_tip(name, point.tip)
 
 
@@ -216,7 +209,7 @@ def label_places(
     places: list[tuple[float, float] | None] = []
     for x, y, label in points:
         lines = label.split("\n")
-        width, half = CHARACTER * max(map(len, lines)), LABEL_GAP * len(lines) / 2
+        width, half = CHARACTER * max(map(len, lines)), parts.LABEL_GAP * len(lines) / 2
         further = [y + half + 3 * DOT, y - half - 3 * DOT] if num_named < FEW else []
         rows = [y + half + DOT, y - half - DOT, y, *further]
         starts = [(x + 2 * DOT, row) for row in rows] + [(x - 2 * DOT - width, row) for row in rows]

@@ -24,32 +24,8 @@ from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.samples import CellResult, TrainingSamples
 from scaling.axes import workers
+from scaling.report.figures import parts
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import (
-    ANSWER_HEIGHT,
-    ANSWER_WIDTH,
-    BEST,
-    MEASURED,
-    MOST_COLOURED,
-    NEARLY_ALL,
-    ON_REQUEST,
-    OTHER,
-    OTHERS,
-    PREDICTED,
-    EndLabel,
-    Looks,
-    add_tip,
-    broken,
-    label_ends,
-    legend_below,
-    line_styles,
-    name_bars,
-    new_figure,
-    one_plot,
-    percent_tick,
-    plain_log,
-    plain_ticks,
-)
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import number, percent
 from scaling.report.text import text_of, title_of
@@ -59,8 +35,8 @@ Against = Literal["epochs", "seconds", "joules"]
 EPOCHS = (
     "Medians over seeds and repeats, in a band from the smallest to the largest (convergence.csv). A line "
     "has a gap where a loss was not finite; a ring ends trainings that are not over. Grey: other "
-    f"aggregators and numbers of workers{ON_REQUEST}. Accuracy near 100% is drawn as the error, on a log "
-    "scale."
+    f"aggregators and numbers of workers{parts.ON_REQUEST}. Accuracy near 100% is drawn as the error, on a "
+    "log scale."
 )
 
 SECONDS = "The same against the slowest rank's seconds, without evaluation (train_s of convergence.csv)."
@@ -154,41 +130,41 @@ def _training_line(row: Row, trainings: Sequence[TrainingSamples], *, is_over: b
     )
 
 
-def standing_out(lines: Sequence[TrainingLine], looks: Looks) -> list[TrainingLine]:
+def standing_out(lines: Sequence[TrainingLine], looks: parts.Looks) -> list[TrainingLine]:
     """At most `MOST_COLOURED` with a colour: on the most workers first, then one alone, then others."""
     most = max((line.world_size for line in lines), default=1)
-    coloured = [line for line in lines if looks[line.aggregator].colour != OTHER]
+    coloured = [line for line in lines if looks[line.aggregator].colour != parts.OTHER]
     ordered = sorted(coloured, key=lambda line: (line.world_size != most, line.world_size != 1))
-    return ordered[:MOST_COLOURED]
+    return ordered[: parts.MOST_COLOURED]
 
 
-def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
+def draw_training(title: str, lines: Sequence[TrainingLine], looks: parts.Looks, against: Against) -> Figure:
     """Training loss above, accuracy or error below: medians, in a band from the smallest to the largest."""
-    figure = new_figure(title, 5.2, ANSWER_WIDTH)
+    figure = parts.new_figure(title, 5.2, parts.ANSWER_WIDTH)
     loss_axes, accuracy_axes = figure.subplots(2, 1, sharex=True)
     chosen = standing_out(lines, looks)
-    is_error = any(NEARLY_ALL <= line.test_accuracy[-1] <= 1 for line in lines)
+    is_error = any(parts.NEARLY_ALL <= line.test_accuracy[-1] <= 1 for line in lines)
     panels = [_Panel(loss_axes, "train_loss"), _Panel(accuracy_axes, "test_accuracy", is_error)]
     for line in sorted(lines, key=lambda line: line in chosen):
-        colour = looks[line.aggregator].colour if line in chosen else OTHER
+        colour = looks[line.aggregator].colour if line in chosen else parts.OTHER
         for panel in panels:
             _draw_line(panel, line, colour, chosen, against)
     every = [value for line in lines for value in line.train_loss if math.isfinite(value) and value > 0]
     if every and max(every) > LOG_LOSS_RATIO * min(every):
-        plain_log(loss_axes, "{:g}".format)
+        parts.plain_log(loss_axes, "{:g}".format)
     loss_axes.set_ylabel("training loss")
     if is_error:
-        plain_log(accuracy_axes, percent_tick)
+        parts.plain_log(accuracy_axes, parts.percent_tick)
         accuracy_axes.set_ylabel("test error")
     else:
-        accuracy_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: percent_tick(value)))
+        accuracy_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: parts.percent_tick(value)))
         accuracy_axes.set_ylabel("test accuracy")
     if against == "epochs":
         accuracy_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     accuracy_axes.set_xlabel(_PLACES[against][1])
     for panel in panels:
         panel.axes.set_xlim(right=max(getattr(line, _PLACES[against][0])[-1] for line in lines) * 1.02)
-        label_ends(panel.axes, _end_labels(panel, chosen, looks), gap=0.09, size=8)
+        parts.label_ends(panel.axes, _end_labels(panel, chosen, looks), gap=0.09, size=8)
     return figure
 
 
@@ -209,8 +185,10 @@ def _draw_line(
     panel: _Panel, line: TrainingLine, colour: str, chosen: Sequence[TrainingLine], against: Against
 ) -> None:
     places = getattr(line, _PLACES[against][0])
-    series = _name(line, chosen) if line in chosen else OTHERS
-    style = line_styles(other.world_size for other in chosen)[line.world_size] if line in chosen else "-"
+    series = _name(line, chosen) if line in chosen else parts.OTHERS
+    style = (
+        parts.line_styles(other.world_size for other in chosen)[line.world_size] if line in chosen else "-"
+    )
     if panel.name in line.ranges and line in chosen:
         low, high = (panel.shown(ends) for ends in line.ranges[panel.name])
         band = panel.axes.fill_between(places, low, high, color=colour, alpha=BAND, linewidth=0)
@@ -227,7 +205,7 @@ def _draw_line(
     distance = max(1, len(places) // TIPS_A_LINE)
     for at in sorted({*range(0, len(places), distance), len(places) - 1}):
         if math.isfinite(values[at]) and math.isfinite(places[at]):
-            add_tip(panel.axes, places[at], values[at], _tip(line, at), series)
+            parts.add_tip(panel.axes, places[at], values[at], _tip(line, at), series)
 
 
 def _name(line: TrainingLine, chosen: Sequence[TrainingLine]) -> str:
@@ -235,13 +213,13 @@ def _name(line: TrainingLine, chosen: Sequence[TrainingLine]) -> str:
     return line.aggregator if is_same else f"{line.aggregator}, {workers(line.world_size, line.worker)}"
 
 
-def _end_labels(panel: _Panel, chosen: Sequence[TrainingLine], looks: Looks) -> list[EndLabel]:
+def _end_labels(panel: _Panel, chosen: Sequence[TrainingLine], looks: parts.Looks) -> list[parts.EndLabel]:
     labels = []
     for line in chosen:
         known = [value for value in panel.shown(getattr(line, panel.name)) if math.isfinite(value)]
         if known:
             name = _name(line, chosen)
-            labels.append(EndLabel(known[-1], broken(name), looks[line.aggregator].colour, name))
+            labels.append(parts.EndLabel(known[-1], parts.broken(name), looks[line.aggregator].colour, name))
     return labels
 
 
@@ -268,8 +246,8 @@ PREDICTION = (
     "a training does besides its steps."
 )
 
-_BAR: Any = {"facecolor": MEASURED, "edgecolor": "#202020", "linewidth": 0.4}
-_ESTIMATED: Any = {"color": PREDICTED, "marker": "D", "markersize": 4.5, "linestyle": ""}
+_BAR: Any = {"facecolor": parts.MEASURED, "edgecolor": "#202020", "linewidth": 0.4}
+_ESTIMATED: Any = {"color": parts.PREDICTED, "marker": "D", "markersize": 4.5, "linestyle": ""}
 
 
 @figure(section="answer")
@@ -317,7 +295,7 @@ def target_bars(group: CellGroup) -> list[TargetBar]:
 
 
 def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
-    figure, axes = one_plot(title, 1.5 + 0.22 * len(bars))
+    figure, axes = parts.one_plot(title, 1.5 + 0.22 * len(bars))
     known_s = [bar.seconds or 0.0 for bar in bars] + [bar.predicted_s or 0.0 for bar in bars]
     ends_s = [bar.high_s or 0.0 for bar in bars] + [bar.ends_s[1] for bar in bars if bar.ends_s]
     longest_s = min(1.5 * max(known_s), 1.08 * max([*known_s, *ends_s]))
@@ -334,24 +312,28 @@ def _draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
         if bar.predicted_s is not None:
             if bar.low_s is not None and bar.high_s is not None:
                 ends = [max(0.0, bar.low_s), min(bar.high_s, longest_s)]
-                axes.plot(ends, [place, place], color=PREDICTED, linewidth=1.2)
-            face = PREDICTED if bar.low_s is not None else "white"
+                axes.plot(ends, [place, place], color=parts.PREDICTED, linewidth=1.2)
+            face = parts.PREDICTED if bar.low_s is not None else "white"
             axes.plot([bar.predicted_s], [place], **_ESTIMATED, markerfacecolor=face)
             interval = "" if bar.low_s is None else f" ({bar.low_s:.4g} to {bar.high_s:.4g})"
-            add_tip(axes, bar.predicted_s, place, f"{bar.name}: estimated {bar.predicted_s:.4g} s{interval}")
+            parts.add_tip(
+                axes, bar.predicted_s, place, f"{bar.name}: estimated {bar.predicted_s:.4g} s{interval}"
+            )
     axes.set_xlim(0, longest_s)
     axes.set_ylim(len(bars) - 0.4, -0.6)
-    name_bars(axes, range(len(bars)), [bar.name for bar in bars], "seconds of training, without evaluation")
+    parts.name_bars(
+        axes, range(len(bars)), [bar.name for bar in bars], "seconds of training, without evaluation"
+    )
     handles: list[Any] = [Patch(label="measured", **_BAR)]
     if any(bar.predicted_s is not None for bar in bars):
         handles.append(Line2D([], [], label="estimated: step time x steps", **_ESTIMATED))
-    legend_below(figure, handles)
+    parts.legend_below(figure, handles)
     return figure
 
 
 BY_WORKERS = (
-    "Seconds of training, without evaluation: time of a timed step x steps fitted to trainings at {batches} "
-    "batches, a line a batch. Bars: 95% intervals. Green: none is better in time and in {unit} hours. Ring: "
+    "A line a batch: time of a step x fitted steps. The curve is fitted to trainings at {batches} batches, "
+    "without evaluation. Bars: 95% intervals. Green: none is better in time and in {unit} hours. Ring: "
     "the knee, {knee}. Hollow: the batch is outside those trained. Diamond: a lossy exchange's own steps."
 )
 
@@ -369,27 +351,33 @@ def target_by_workers(data: FigureInput) -> Iterator[Drawn]:
 
 
 def _draw_by_workers(title: str, plan: LearningPlan) -> Figure:
-    (figure, axes), labels, best = one_plot(title, ANSWER_HEIGHT), [], plan.front
-    plain_ticks(axes, list(plan.by_workers))
-    plain_log(axes, lambda value: f"{value:g}")
+    (figure, axes), labels, best = parts.one_plot(title, parts.ANSWER_HEIGHT), [], plan.front
+    parts.plain_ticks(axes, list(plan.by_workers))
+    parts.plain_log(axes, lambda value: f"{value:g}")
     for batch, same in by_key(plan.settings, lambda one: int(one.row["global_batch"])).items():
         fastest = by_key([one for one in same if not one.is_own], lambda one: int(one.row["world_size"]))
         line = [fastest[size][0] for size in sorted(fastest)]
         shown = [*line, *(one for one in same if one.is_own)]
-        axes.plot([one.row["world_size"] for one in line], [one.seconds.value for one in line], color=OTHER)
+        axes.plot(
+            [one.row["world_size"] for one in line], [one.seconds.value for one in line], color=parts.OTHER
+        )
         for one in shown:
             x, (y, low, high) = one.row["world_size"], one.seconds
-            colour = BEST if one in best else "#6b7280"
+            colour = parts.BEST if one in best else "#6b7280"
             face = "white" if one.is_extrapolated else colour
             axes.plot([x, x], [low, high], color=colour, linewidth=0.8, alpha=0.6)
             axes.plot([x], [y], marker="D" if one.is_own else "o", color=colour, markerfacecolor=face)
             if one is plan.knee:
-                axes.plot([x], [y], marker="o", markersize=11, color=BEST, markerfacecolor="none")
-                axes.annotate("knee", (x, y), (7, -11), textcoords="offset points", color=BEST, fontsize=8)
+                axes.plot([x], [y], marker="o", markersize=11, color=parts.BEST, markerfacecolor="none")
+                axes.annotate(
+                    "knee", (x, y), (-38, -11), textcoords="offset points", color=parts.BEST, fontsize=8
+                )
             ends = f"{number(y)} s ({number(low)} to {number(high)})"
-            add_tip(axes, x, y, f"{workers_of(one.row)}, batch {batch:,}, {one.row['aggregator']}: {ends}")
-        labels.append(EndLabel((line or shown)[-1].seconds.value, f"{batch:,}", "#202020"))
-    label_ends(axes, labels)
+            parts.add_tip(
+                axes, x, y, f"{workers_of(one.row)}, batch {batch:,}, {one.row['aggregator']}: {ends}"
+            )
+        labels.append(parts.EndLabel((line or shown)[-1].seconds.value, f"{batch:,}", "#202020"))
+    parts.label_ends(axes, labels)
     axes.set_xlabel(f"{unit_of_workers(plan.knee.row)}s; right of the plot: the batch")
     axes.set_ylabel("seconds to the target")
     return figure

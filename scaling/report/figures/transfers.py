@@ -14,22 +14,8 @@ from matplotlib.ticker import FixedLocator, LogLocator
 from scaling.analysis.columns import by_key
 from scaling.analysis.transfers import MESSAGES, TransferGroup, TransferLine, What, lines_of, transfer_groups
 from scaling.measure.probe.series import size_text
+from scaling.report.figures import parts
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import (
-    FURTHER,
-    ON_REQUEST,
-    OTHER,
-    OTHERS,
-    REFERENCE,
-    WIDTH,
-    EndLabel,
-    LineStyle,
-    add_tip,
-    draw_point,
-    label_ends,
-    numbers_at,
-    one_plot,
-)
 from scaling.report.figures.svg import with_tip
 from scaling.report.transfer_tables import NAMES, name_of, title_of, who_did
 
@@ -41,7 +27,7 @@ CAPTION = (
 TO_HOST = ("h2d", "d2h", "h2d_d2h")
 TO_PEER = ("peer_copy", "peer_shift", "send", "swap", "shift")
 TOGETHER = tuple(name for name in MESSAGES if name not in TO_PEER)
-COLOURS = (REFERENCE, *FURTHER)
+COLOURS = (parts.REFERENCE, *parts.FURTHER)
 HOST_ONLY = ", host-only"
 LABEL_CHARACTERS = 28  # longer labels at the ends of lines take two lines
 MOST_OPERATIONS = 3
@@ -49,8 +35,8 @@ MOST_OPERATIONS = 3
 
 HEIGHT = 3.0
 AXIS_SIZES = tuple(1024 * 16**step for step in range(6))
-PLAIN: LineStyle = "-"
-DASHED: LineStyle = (0, (5, 2))
+PLAIN: parts.LineStyle = "-"
+DASHED: parts.LineStyle = (0, (5, 2))
 
 
 @figure(section="transfers")
@@ -62,7 +48,9 @@ def bandwidths(data: FigureInput) -> Iterator[Drawn]:
             family = [line for other, _, more in panels if FAMILIES[other] == FAMILIES[name] for line in more]
             standing = standing_out(family)
             dashed = " Dashed: without peer access." if any(line.host_only for line in lines) else ""
-            grey = f" Grey: all others{ON_REQUEST}." if any(line not in standing for line in lines) else ""
+            grey = (
+                f" Grey: all others{parts.ON_REQUEST}." if any(line not in standing for line in lines) else ""
+            )
             yield Drawn(
                 f"bandwidth-{name}-{group.slug}",
                 f"{title_of(group)}: {title}",
@@ -146,19 +134,21 @@ def standing_out(lines: Sequence[BandwidthLine]) -> list[BandwidthLine]:
 
 
 def draw_bandwidths(title: str, lines: Sequence[BandwidthLine], standing: Sequence[BandwidthLine]) -> Figure:
-    figure, axes = one_plot(title, HEIGHT, WIDTH)
+    figure, axes = parts.one_plot(title, HEIGHT, parts.WIDTH)
     _label_axes(axes, lines)
     operations = dict.fromkeys(line.what.operation for line in standing)
     colours = dict(zip(operations, COLOURS, strict=False))
     labels = []
     for line in sorted(lines, key=lambda line: line in standing):
         if line not in standing:
-            _draw(axes, line, OTHER, OTHERS)
+            _draw(axes, line, parts.OTHER, parts.OTHERS)
             continue
         colour, series = colours[line.what.operation], NAMES.get(line.what.operation, line.what.operation)
         _draw(axes, line, colour, series)
-        labels.append(EndLabel(line.busbw[-1], textwrap.fill(line.label, LABEL_CHARACTERS), colour, series))
-    label_ends(axes, labels, gap=0.17, size=7.5)
+        labels.append(
+            parts.EndLabel(line.busbw[-1], textwrap.fill(line.label, LABEL_CHARACTERS), colour, series)
+        )
+    parts.label_ends(axes, labels, gap=0.17, size=7.5)
     return figure
 
 
@@ -167,8 +157,8 @@ def _draw(axes: Axes, line: BandwidthLine, colour: str, series: str) -> None:
     (drawn,) = axes.plot(line.sizes_bytes, line.busbw, color=colour, linestyle=dashes, linewidth=1.2)
     with_tip(drawn, "", series)
     for at, (size, busbw) in enumerate(zip(line.sizes_bytes, line.busbw, strict=True)):
-        draw_point(axes, (size, busbw), (line.low[at], line.high[at]), axes.get_ylim(), colour, series)
-        add_tip(axes, size, busbw, f"{line.label}, {size_text(size)}: busbw {busbw:.4g} GB/s", series)
+        parts.draw_point(axes, (size, busbw), (line.low[at], line.high[at]), axes.get_ylim(), colour, series)
+        parts.add_tip(axes, size, busbw, f"{line.label}, {size_text(size)}: busbw {busbw:.4g} GB/s", series)
 
 
 def _label_axes(axes: Axes, lines: Sequence[BandwidthLine]) -> None:
@@ -179,7 +169,7 @@ def _label_axes(axes: Axes, lines: Sequence[BandwidthLine]) -> None:
     axes.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
     axes.set_ylim(min(values) / 1.6, max(values) * 1.6)
     shown = [size for size in AXIS_SIZES if sizes[0] / 1.5 <= size <= sizes[-1] * 1.5]
-    numbers_at(axes.xaxis, FixedLocator(shown), lambda value: size_text(round(value)))
-    numbers_at(axes.yaxis, LogLocator(subs=(1.0, 3.0)))
+    parts.numbers_at(axes.xaxis, FixedLocator(shown), lambda value: size_text(round(value)))
+    parts.numbers_at(axes.yaxis, LogLocator(subs=(1.0, 3.0)))
     axes.set_xlabel("size of one operation")
     axes.set_ylabel("busbw, GB/s")
