@@ -60,10 +60,11 @@ def measured(
     )
     device = torch.device("cuda" if given.captured else "cpu")
     replica = FlatReplica(build_module(create_model(model, parameters), MNIST).to(device))
-    step: TrainingStep = EagerStep(replica, aggregator, settings, group, capturable=given.captured)
+    eager = EagerStep(replica, aggregator, settings, group, capturable=given.captured)
+    step: TrainingStep = eager
     if given.captured:
         example = torch.randn(batch, *MNIST.input_shape, device=device)
-        step = CapturedStep(step, example, torch.randint(10, (batch,), device=device), group)
+        step = CapturedStep(eager, example, torch.randint(10, (batch,), device=device), group)
     probe = NoiseProbe(step, aggregator, AS_THEY_ARE, group, batch)
     times: dict[bool, list[float]] = {False: [], True: []}
     for index in range(WARMUP + given.steps):
