@@ -25,7 +25,7 @@ def export(
         ),
     ] = "csv",
     archive: Annotated[
-        bool, Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")
+        bool, Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.gz.")
     ] = False,
     unarchive: Annotated[bool, Option("--unarchive", help="Undo --archive.")] = False,
     unfinished: Annotated[
@@ -36,7 +36,7 @@ def export(
     """Print raw samples in another tool's format, or archive the folder.
 
     Open a chrome file in chrome://tracing or ui.perfetto.dev; only profiled steps have phases.
-    --archive packs the runs of a finished study into samples.csv.gz and runs.jsonl; every command
+    --archive packs the runs of a finished study into samples.csv.gz and runs.jsonl.gz; every command
     reads them.
     """
     from scaling.analysis.columns import to_rows
@@ -58,7 +58,7 @@ def export(
             folder.archive(unfinished=unfinished)
             states = Counter(run.state for run in folder.runs())
             counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-            done = f"is archived: runs {counts}; samples.csv.gz and runs.jsonl hold what was in runs/"
+            done = f"is archived: runs {counts}; samples.csv.gz and runs.jsonl.gz hold what was in runs/"
             note(f"{folder.path} {done}")
         else:
             folder.unarchive()

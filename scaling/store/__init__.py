@@ -14,8 +14,8 @@ Every file is replaced in one piece (written to a temporary file, synced, rename
 process. Raw samples are never edited; those of a run that was cut off move to
 `runs/<cell>/<repeat>/attempt-<n>/`.
 
-A study that is over may be archived (`scaling export DIR --archive`): `samples.csv.gz` and `runs.jsonl` then
-stand for runs/ (archive.py says how), and no run is written before `--unarchive`. Samples that were
+A study that is over may be archived (`scaling export DIR --archive`): `samples.csv.gz` and `runs.jsonl.gz`
+then stand for runs/ (archive.py says how), and no run is written before `--unarchive`. Samples that were
 compressed where they are (`rank<r>.jsonl.gz`) are read as well.
 """
 

@@ -1,7 +1,7 @@
 """The archived form of a folder's runs: one compressed table of samples, one file of records.
 
     samples.csv.gz   cell_id, repeat, attempt, rank, keys, line; then a column for each key of a sample
-    runs.jsonl       the content of every run.json, one a line
+    runs.jsonl.gz    the content of every run.json, one a line (runs.jsonl in older archives)
 
 A row of the table is a line of `runs/<cell_id>/<repeat>/rank<rank>.jsonl`, in the same order. A value is its
 JSON text, so that numbers, texts, null and lists come back as they were; it is empty where a sample has no
@@ -10,7 +10,7 @@ sample that has them in another order than the columns. A line that is no sample
 off, damaged) is kept whole, as a JSON string, in `line`. A row without any of these says that the file has no
 lines.
 
-A folder is archived as soon as it has a runs.jsonl, which is written last and removed first.
+A folder is archived as soon as it has the records, which are written last and removed first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scaling.files.documents import DocumentError, gunzipped, json_samples, read
 from scaling.store.files import damaged, parsed_lines, text_of
 from scaling.store.records import checked
 
-SAMPLES, RUNS = "samples.csv.gz", "runs.jsonl"
+SAMPLES, RUNS, RUNS_OLD = "samples.csv.gz", "runs.jsonl.gz", "runs.jsonl"
 OWN_COLUMNS = ("cell_id", "repeat", "attempt", "rank", "keys", "line")
 MEND_ARCHIVE = "restore both files of the archive from a copy; one of them alone holds no study"
 NUM_IDS = 4  # columns that say which file a row belongs to
@@ -55,20 +55,30 @@ class RankFile:
         return [self.cell_id, str(self.repeat), str(self.attempt or ""), str(self.rank)]
 
 
+def runs_file(folder: Path) -> Path:
+    """The archive's records; where they would be, if there are none."""
+    new, old = folder / RUNS, folder / RUNS_OLD
+    return old if os.path.lexists(old) and not os.path.lexists(new) else new
+
+
 def is_archived(folder: Path) -> bool:
-    return os.path.lexists(folder / RUNS)
+    return os.path.lexists(runs_file(folder))
+
+
+def archive_of(folder: Path, state: tuple[int, int] = (0, 0)) -> Archive:
+    return Archive(folder / SAMPLES, runs_file(folder), state)
 
 
 def opened(folder: Path, before: Archive | None) -> Archive | None:
     """The archive of a folder, which is `before` where it is still the same; None where it has none."""
     try:
-        status = (folder / RUNS).stat()
+        status = runs_file(folder).stat()
     except OSError as error:
         if is_archived(folder):
-            raise StoreError(f"{folder / RUNS}: cannot be read: {error.strerror}; restore it") from None
+            raise StoreError(f"{runs_file(folder)}: cannot be read: {error.strerror}; restore it") from None
         return None
     state = (status.st_mtime_ns, status.st_size)
-    return before if before and before.state == state else Archive(folder / SAMPLES, folder / RUNS, state)
+    return before if before and before.state == state else archive_of(folder, state)
 
 
 class Archive:

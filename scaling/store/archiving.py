@@ -13,7 +13,17 @@ from typing import Any
 
 from scaling.errors import StoreError
 from scaling.files.documents import DocumentError, decoded, from_json, gunzipped, read_bytes
-from scaling.store.archive import MEND_ARCHIVE, OWN_COLUMNS, RUNS, SAMPLES, Archive, RankFile, is_archived
+from scaling.store.archive import (
+    MEND_ARCHIVE,
+    OWN_COLUMNS,
+    RUNS,
+    SAMPLES,
+    Archive,
+    RankFile,
+    archive_of,
+    is_archived,
+    runs_file,
+)
 from scaling.store.files import damaged, inside, rank_of, sample_files, write_whole, writing
 from scaling.store.records import MEND
 
@@ -71,7 +81,7 @@ def file_content(archive: Archive, file: RankFile) -> bytes:
 
 def samples_of(folder: Path) -> Iterator[tuple[RankFile, bytes]]:
     if is_archived(folder):
-        archive = Archive(folder / SAMPLES, folder / RUNS)
+        archive = archive_of(folder)
         return ((file, file_content(archive, file)) for file in archive.files)
     files = (path for path in plain_files(folder) if path.name != "run.json")
     return ((_rank_file(path, folder), content_of(path)) for path in files)
@@ -87,7 +97,7 @@ def write_archive(folder: Path) -> None:
         inside(folder, path.relative_to(folder).as_posix())
     if not is_archived(folder):
         _write_checked(folder, files)
-    require_held(folder, files, Archive(folder / SAMPLES, folder / RUNS))
+    require_held(folder, files, archive_of(folder))
     remove(folder, files)
 
 
@@ -98,7 +108,7 @@ def _write_checked(folder: Path, files: Sequence[Path]) -> None:
     try:
         write_whole(folder / SAMPLES, table(samples))
         lines = (json.dumps(json.loads(content_of(path))) + "\n" for path in records)
-        write_whole(unchecked, "".join(lines).encode())
+        write_whole(unchecked, gzip.compress("".join(lines).encode(), mtime=0))
         require_held(folder, files, Archive(folder / SAMPLES, unchecked))
         write_whole(folder / RUNS, unchecked.read_bytes())
     except BaseException:
@@ -112,7 +122,7 @@ def write_plain(folder: Path) -> None:
     """Writes the runs' own files, then removes the archive. Raises StoreError: it is none, or they differ."""
     if not is_archived(folder):
         raise StoreError(f"{folder} is not archived: it has no {RUNS}")
-    archive = Archive(folder / SAMPLES, folder / RUNS)
+    archive = archive_of(folder)
     require_held(folder, list(plain_files(folder)), archive)
     contents = list(_archived_files(archive))
     for name, content in contents:
@@ -121,7 +131,7 @@ def write_plain(folder: Path) -> None:
     require_held(folder, files, archive)
     if len(files) != len(contents):
         raise StoreError(f"{folder}: {len(files)} files were written of the archive's {len(contents)}")
-    for path in (folder / RUNS, folder / SAMPLES):
+    for path in (runs_file(folder), folder / SAMPLES):
         with writing(path):
             path.unlink()
 

@@ -19,6 +19,7 @@ from scaling.errors import DiskFullError, StoreError
 from scaling.files.documents import (
     DocumentError,
     UnreadableError,
+    decoded,
     gunzipped,
     json_samples,
     read_bytes,
@@ -233,9 +234,9 @@ def read_document(
 
 
 def text_of(path: Path, mend: str) -> str:
-    """The text of a file. Raises StoreError: there is none, or it cannot be read."""
+    """The text of a file, packed or not. Raises StoreError: there is none, or it cannot be read."""
     try:
-        return read_text(path)
+        return decoded(gunzipped(read_bytes(path))) if path.suffix == ".gz" else read_text(path)
     except FileNotFoundError:
         raise StoreError(f"{path} is missing; {mend}") from None
     except DocumentError as error:

@@ -19,7 +19,7 @@ from scaling.files.documents import from_json, from_yaml
 from scaling.files.redaction import redacted_document
 from scaling.files.texts import is_clean
 from scaling.store import archiving, contents
-from scaling.store.archive import RUNS, Archive, is_archived, opened
+from scaling.store.archive import Archive, is_archived, opened, runs_file
 from scaling.store.code_changes import CODE_CHANGES
 from scaling.store.failures import FAILURE_KIND
 from scaling.store.files import (
@@ -139,7 +139,7 @@ class ResultsFolder:
         if archive is None:
             return read_run(self._run_file(cell_id, repeat))
         if not self._has_run(cell_id, repeat):
-            raise StoreError(f"{self.path / RUNS} has no run {repeat} of cell {cell_id}")
+            raise StoreError(f"{runs_file(self.path)} has no run {repeat} of cell {cell_id}")
         return record_from(archive.records[cell_id, repeat])
 
     def runs(self) -> list[RunRecord]:

@@ -102,7 +102,7 @@ def train(
             "train_s": train_s,
             "train_j": train_j,
             "learning_rate": rate,
-            "step_losses": losses.tolist(),
+            "step_losses": [float(loss) for loss in losses.cpu().numpy().astype(str)],  # shortest decimals
             "train_loss": losses.double().mean().item(),
             "bytes_sent": bytes_sent,
             "train_accuracy": train_accuracy,

@@ -240,7 +240,7 @@ def test_archived_folder_gives_every_verb_the_same(call, tmp_path):
     before = [call(*arguments) for arguments in verbs]
     code, out, err = call("export", study, "--archive")
     assert (code, out) == (0, "")
-    said = f"is archived: runs {len(kept)} done; samples.csv.gz and runs.jsonl hold what was in runs/"
+    said = f"is archived: runs {len(kept)} done; samples.csv.gz and runs.jsonl.gz hold what was in runs/"
     assert said in " ".join(err.split())
     assert not (study / "runs").exists()
     assert ([call(*arguments) for arguments in verbs], call("export", study, "--unarchive")[0]) == (before, 0)

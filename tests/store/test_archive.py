@@ -70,9 +70,13 @@ def test_archive_reads_as_the_files_did_wherever_it_is_made_and_every_byte_comes
     assert f"runs/{A}/0/attempt-1/rank0.jsonl" in files
     folder.archive()
     archived = contents(folder.path)
-    assert set(archived) == {"study.yaml", "samples.csv.gz", "runs.jsonl"}
+    assert set(archived) == {"study.yaml", "samples.csv.gz", "runs.jsonl.gz"}
     assert read(folder) == before == read(ResultsFolder(folder.path)), "also where it was open before"
     assert folder.samples(A, 0) == [SAMPLES, [LONG]]
+    packed = folder.path / "runs.jsonl.gz"
+    packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+    packed.unlink()  # so it is in older archives
+    assert read(folder) == before == read(ResultsFolder(folder.path))
     folder.unarchive()
     assert contents(folder.path) == files
     folder.path = folder.path.rename(tmp_path / "elsewhere")
@@ -157,7 +161,7 @@ class TestWhatIsRefused:
     def test_folder_in_which_somebody_works_or_that_is_no_archive_and_writes_of_a_run_of_one(self, folder):
         with folder.lock(), pytest.raises(StoreError, match="another `scaling run`"):
             ResultsFolder(folder.path).archive()
-        with pytest.raises(StoreError, match=r"is not archived: it has no runs\.jsonl"):
+        with pytest.raises(StoreError, match=r"is not archived: it has no runs\.jsonl\.gz"):
             folder.unarchive()
         record = folder.run(A, 0)
         folder.archive()
@@ -183,8 +187,8 @@ class TestWhatIsRefused:
         path.write_bytes(rewritten(content, b"9.0", b"9,0"))
         with pytest.raises(StoreError, match=r"samples\.csv\.gz is damaged: runs/.*attempt-1"):
             folder.unarchive()
-        (folder.path / "runs.jsonl").write_text("{]\n")
-        with pytest.raises(StoreError, match=r"runs\.jsonl, line 1 is damaged"):
+        (folder.path / "runs.jsonl.gz").write_bytes(gzip.compress(b"{]\n"))
+        with pytest.raises(StoreError, match=r"runs\.jsonl\.gz, line 1 is damaged"):
             folder.runs()
 
     @pytest.mark.sampled(4)
@@ -200,12 +204,11 @@ class TestWhatIsRefused:
         with pytest.raises(StoreError, match=r"samples\.csv\.gz is damaged: it has repeat"):
             ResultsFolder(folder.path).samples(A, 0)
 
-    @pytest.mark.parametrize("name", ["samples.csv.gz", "runs.jsonl"])
+    @pytest.mark.parametrize("name", ["samples.csv.gz", "runs.jsonl.gz"])
     def test_cell_id_that_names_another_place(self, folder, name):
         folder.archive()
         path = folder.path / name
-        change = bytes.replace if name == "runs.jsonl" else rewritten
-        path.write_bytes(change(path.read_bytes(), A.encode(), b"../../../abc"))
+        path.write_bytes(rewritten(path.read_bytes(), A.encode(), b"../../../abc"))
         before = contents(folder.path)
         with pytest.raises(StoreError, match=r"\.\./\.\./\.\./abc.* (names no run|is of no run)"):
             folder.unarchive()

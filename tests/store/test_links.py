@@ -18,7 +18,7 @@ REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "planted-fault
 FOLDERS = ("runs", "runs/*", "runs/*/*", "figures", "launches", "sheets")
 FILES = (
     "study.yaml", "environment.json", "topology.yaml", "summary.csv", "budget.csv", "report.html",
-    "runs.jsonl", "samples.csv.gz", ".runs.jsonl", ".lock", "runs/*/*/run.json", "runs/*/*/rank0.jsonl",
+    "runs.jsonl.gz", "samples.csv.gz", ".runs.jsonl.gz", ".lock", "runs/*/*/run.json", "runs/*/*/rank0.jsonl",
 )  # fmt: skip
 PLACES = (*FOLDERS, FILES)
 STUDY = """
@@ -129,7 +129,7 @@ def test_no_verb_changes_a_folder_that_a_link_leads_to(verb, place, mine, call, 
     if verb == "export --unarchive":
         with_files = shutil.copytree(mine, tmp_path / "archived")
         ResultsFolder(with_files).archive(unfinished=True)
-        for name in ("runs.jsonl", "samples.csv.gz"):
+        for name in ("runs.jsonl.gz", "samples.csv.gz"):
             (received / name).unlink(missing_ok=True)
             shutil.copy(with_files / name, received / name)
     before = contents(mine)
@@ -161,7 +161,7 @@ def test_no_sheet_is_saved_and_nothing_is_archived_through_a_link(
     received = with_link(mine, place, tmp_path / "received")
     before = contents(mine)
     refused(call, *words.format(received).split())
-    assert (contents(mine), (received / "runs.jsonl").exists()) == (before, False)
+    assert (contents(mine), (received / "runs.jsonl.gz").exists()) == (before, False)
 
 
 def test_an_attached_run_is_joined_through_no_link(mine, call, tmp_path, monkeypatch):
@@ -191,7 +191,7 @@ def test_runs_may_be_a_link_to_another_disk(mine, call, tmp_path):
 def test_folder_itself_may_be_a_link(mine, call, tmp_path):
     (tmp_path / "link").symlink_to(mine)
     assert call("export", tmp_path / "link", "--archive")[0] == 0
-    assert (mine / "runs.jsonl").exists()
+    assert (mine / "runs.jsonl.gz").exists()
     assert not (mine / "runs").exists()
 
 
