@@ -45,7 +45,7 @@ from scaling.analysis.summary import read_study
 from scaling.store import Snapshot
 
 NEAR = 1.1  # a choice of at most so many times the fewest seconds is good
-ONE_EPOCH = 1 / 12  # the variance of the logarithm of steps that are one epoch; fewer have more
+ONE_EPOCH = 1 / 12  # variance of log steps where the target comes after one epoch; larger if sooner
 Place = tuple[int, int]  # workers, batch
 TARGETS = ["target_accuracy", "target_bits_per_byte"]
 CELL = ["model", "optimizer", *TARGETS, "global_batch", "learning_rate", "seed"]

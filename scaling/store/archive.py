@@ -56,9 +56,11 @@ class RankFile:
 
 
 def runs_file(folder: Path) -> Path:
-    """The archive's records; where they would be, if there are none."""
-    new, old = folder / RUNS, folder / RUNS_OLD
-    return old if os.path.lexists(old) and not os.path.lexists(new) else new
+    """The archive's records; where they would be, if there are none. Raises StoreError: there are two."""
+    there = [path for path in (folder / RUNS, folder / RUNS_OLD) if os.path.lexists(path)]
+    if len(there) > 1:
+        raise StoreError(f"{folder} has {RUNS} and {RUNS_OLD}: move the one that is not its own elsewhere")
+    return there[0] if there else folder / RUNS
 
 
 def is_archived(folder: Path) -> bool:

@@ -168,7 +168,7 @@ def _values(check: Check, folder: Path) -> tuple[list[float], str]:
     if not (check.each and isinstance(check.of, Cells) and isinstance(check.over, Cells)):
         return [_value(check, folder)], ""
     of, over = ({row.get(check.each) for row in _fitting(at, folder)} for at in (check.of, check.over))
-    both = sorted(filter(None, of & over))
+    both = sorted(filter(None, of & over), key=lambda value: (len(value), value))
     if not both:
         raise StudyError(f"{check.of.folder}: no {check.each} has cells of both `of` and `over`")
 

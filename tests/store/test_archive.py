@@ -75,6 +75,8 @@ def test_archive_reads_as_the_files_did_wherever_it_is_made_and_every_byte_comes
     assert folder.samples(A, 0) == [SAMPLES, [LONG]]
     packed = folder.path / "runs.jsonl.gz"
     packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+    with pytest.raises(StoreError, match=r"has runs\.jsonl\.gz and runs\.jsonl: move the one"):
+        ResultsFolder(folder.path).runs()
     packed.unlink()  # so it is in older archives
     assert read(folder) == before == read(ResultsFolder(folder.path))
     folder.unarchive()

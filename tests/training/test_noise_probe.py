@@ -225,6 +225,19 @@ def test_before_half_a_stride_nothing_is_looked_at(monkeypatch):
     assert recorded["steps"] == [4]
 
 
+@pytest.mark.parametrize(("make", "strides"), [(eager, "STRIDE"), (captured, "STRIDE_CAPTURED")])
+def test_captured_steps_are_looked_at_by_strides_of_their_own(monkeypatch, make, strides):
+    monkeypatch.setattr(noise_probe, strides, {"delivered": 7, "exchanged": 8, "recomputed": 9})
+
+    def work(group):
+        probes = (NoiseProbe(make(group, create(name)), create(name), AS_THEY_ARE, group, LOCAL)
+                  for name in ("ring", "one_bit"))  # fmt: skip
+        return [probe.stride for probe in probes]
+
+    assert run_in_process(2, work) == [[7, 8]] * 2
+    assert run_in_process(1, work) == [[9, 9]]
+
+
 @pytest.mark.parametrize(
     ("name", "world_size", "local"), [("fsdp2", 2, LOCAL), ("hsdp", 2, LOCAL), ("none", 1, 5)]
 )
