@@ -186,8 +186,8 @@ def learning_plans(
     known = [{**row, "target_accuracy": cells[row["cell_id"]].cell.get("target_accuracy")} for row in known]
     aimed = [row for row in known if row["target_accuracy"] or row[BITS_TARGET]]
     families = by_key(aimed, lambda row: (*(row[name] for name in _FAMILY), row["target_accuracy"])).values()
-    told = _distinguishing([family[0] for family in families])
-    plans = [_plan(family, timed, cells, max_memory_bytes, told) for family in families]
+    distinguishing = _distinguishing([family[0] for family in families])
+    plans = [_plan(family, timed, cells, max_memory_bytes, distinguishing) for family in families]
     by_target = by_key([plan for plan in plans if plan.trained or plan.missed], lambda one: _goal(one.given))
     return [plan for same in by_target.values() for plan in sorted(same, key=_fastest_s)]
 
@@ -198,13 +198,13 @@ def _fastest_s(plan: LearningPlan) -> float:
 
 def _distinguishing(firsts: Sequence[Row]) -> list[str]:
     """So many settings, in their order, as distinguish the trainings to one target."""
-    told: list[str] = []
+    distinguishing: list[str] = []
     for name in _FAMILY:
-        if len(by_key(firsts, itemgetter(*_GIVEN, *told, name))) > len(
-            by_key(firsts, itemgetter(*_GIVEN, *told))
+        if len(by_key(firsts, itemgetter(*_GIVEN, *distinguishing, name))) > len(
+            by_key(firsts, itemgetter(*_GIVEN, *distinguishing))
         ):
-            told.append(name)
-    return told
+            distinguishing.append(name)
+    return distinguishing
 
 
 def _predicted_steps(timed: Sequence[Row], predicted: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -229,7 +229,7 @@ def _plan(
     timed: Sequence[Row],
     cells: Mapping[str, CellResult],
     max_memory_bytes: float,
-    told: Sequence[str],
+    distinguishing: Sequence[str],
 ) -> LearningPlan:
     def loses(row: Row) -> bool:
         return bool(row["world_size"] > 1 and is_lossy(cells[row["cell_id"]]))
@@ -261,7 +261,7 @@ def _plan(
         else:
             name = columns.with_local_updates(row)
             not_trained.append(f"{name} on {columns.workers_of(row)} at batch {batch:,}")
-    further = [name for name in told if first[name] is not None]
+    further = [name for name in distinguishing if first[name] is not None]
     return LearningPlan(
         {**columns.pick(first, *_GIVEN), "further": [axis(name).text(first[name]) for name in further]},
         trained,

@@ -81,8 +81,8 @@ def recommend(
         Option(metavar="NAME", help="To a target: also predicted steps on this machine, as of `predict`."),
     ] = "",
     world_sizes: Annotated[
-        str, Option(metavar="SIZES", help="Numbers of workers to predict, as 8,16.")
-    ] = "8",
+        str, Option(metavar="SIZES", help="With --topology: numbers of workers to predict, as 8,16.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Recommend a setting for each workload, or say what would decide; exit code 3 if undecided.
@@ -111,10 +111,16 @@ def recommend(
             raise ScalingError(
                 f"--max-memory: {max_memory!r} is no size; write a number and a unit, such as 40GB or 40GiB"
             )
+    quantity = TARGETS.get(objective.replace("_", "-"))
+    if bool(topology) != bool(world_sizes) or (topology and not quantity):
+        raise ScalingError(
+            "--topology NAME and --world-sizes SIZES belong together, and to --objective "
+            f"{', '.join(TARGETS)}"
+        )
     folder = Snapshot(directory)
     study = read_study(folder)
     known = Known.of(to_rows(study.table), study.cells, study.num_cores)
-    if quantity := TARGETS.get(objective.replace("_", "-")):
+    if quantity:
         steps = steps_on(directory, topology, world_sizes) if topology else []
         plans = learning_plans(known.rows, known.cells, most_bytes or math.inf, steps)
         if not plans:

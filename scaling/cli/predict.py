@@ -120,12 +120,18 @@ def predict(
 
 
 def steps_on(directory: Path, topology: str, world_sizes: str) -> list[dict[str, Any]]:
-    """Rows of a folder's study, predicted from the folder."""
+    """Rows of a folder's study, predicted from it; says which were not. Raises StudyError: none was."""
     from topologies.schema import load
 
     machine = load(topology)
     asked = _asked(str(directory / "study.yaml"), [], machine, _parsed(world_sizes), has_next=False)
-    return predicted(asked.cells, machine, _sources([directory], machine), known=True)[1]
+    predictions, rows = predicted(asked.cells, machine, _sources([directory], machine), known=True)
+    reasons = [refused.reason for refused in asked.left_out]
+    reasons += [row["reason"] for row in rows if "reason" in row]
+    for reason in dict.fromkeys(reasons):
+        typer.echo(f"not predicted: {reason}", err=True)
+    _require_predictions(predictions, asked.left_out, machine, topology)
+    return rows
 
 
 def _sources(

@@ -212,7 +212,7 @@ TABLES: dict[str, tuple[str, str, list[Column[Any]]]] = {
     ),
     "answer_target": (
         "The fastest to the target",
-        "Fitted steps times the time of a step; x as fast: as the fewest workers at their best.",
+        "Fitted steps times the time of a step; x as fast: than the fewest workers at their best batch.",
         [
             Column("training", lambda item: item[0]),
             _GPUS,

@@ -234,7 +234,7 @@ class Part(AnyPart):
     device: Device = "auto"
     """auto: GPUs if there are any."""
     missing_devices: Literal["error", "drop"] = "error"
-    """drop: leave out the world sizes for which there are too few GPUs; of auto without a GPU, CPU cores."""
+    """drop: leave out world sizes with too few GPUs; on CPUs, of auto and all, more than 2 and the cores."""
     threads: Threads | None = None
     """CPU threads of a worker; default 1 on CPUs, 3/4 of its GPU's share of the cores on GPUs."""
     peer_access: Annotated[list[bool], Axis] = [True]

@@ -59,11 +59,13 @@ def world_sizes_on(part: Part, device: str, machine: AvailableMachine, notes: li
         if part.world_sizes not in SIZE_WORDS or not crowded:
             return wanted
         dropped = [size for size in crowded if size > 2 and part.missing_devices == "drop"]
-        what = f"left out, there are {machine.num_cores}" if dropped else f"share {machine.num_cores}"
-        notes.append(
-            f"{' and '.join(map(str, dropped or crowded))} workers {what} CPU cores here: more workers than "
-            "cores cannot show a speedup"
-        )
+        shared = [size for size in crowded if size not in dropped]
+        for sizes, what in ((dropped, "left out: more than the"), (shared, "share the")):
+            if sizes:
+                notes.append(
+                    f"{' and '.join(map(str, sizes))} workers {what} {machine.num_cores} CPU "
+                    f"core{'s' * (machine.num_cores > 1)} here: more workers than cores cannot show a speedup"
+                )
         return [size for size in wanted if size not in dropped]
     most = most_workers_a_gpu(part, machine.num_nodes) if available else 1
     missing = [size for size in wanted if size > available * most]

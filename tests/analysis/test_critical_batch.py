@@ -391,7 +391,7 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
 
     def call(**more):
         try:
-            recommend(study.folder.path, "time_to_target", None, **more)
+            recommend(study.folder.path, **{"objective": "time_to_target", **more})
         except typer.Exit as error:
             return error.exit_code, capsys.readouterr().out
         return 0, capsys.readouterr().out
@@ -416,8 +416,11 @@ def test_command_gives_the_answer_in_words_and_json_and_3_without_one(trained, s
         "steps_on",
         lambda *a: asked.append(a) or [{**cell, **step, "world_size": 8}],
     )
-    assert "fastest is 8 workers" in " ".join(call(topology="hgx-h200")[1].split())
+    assert "fastest is 8 workers" in " ".join(call(topology="hgx-h200", world_sizes="8")[1].split())
     assert asked == [(study.folder.path, "hgx-h200", "8")]
+    for wrong in ({"world_sizes": ""}, {"topology": ""}, {"objective": "time"}):
+        with pytest.raises(ScalingError, match="belong together, and to --objective time-to-target"):
+            call(**{"topology": "hgx-h200", "world_sizes": "8", **wrong})
 
 
 @pytest.mark.usefixtures("without_figures")

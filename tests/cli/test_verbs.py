@@ -247,6 +247,16 @@ def test_archived_folder_gives_every_verb_the_same(call, tmp_path):
     assert len(list(study.glob("runs/*/*/run.json"))) == len(kept) > 1
 
 
+def test_numbers_of_workers_without_a_place_are_said_by_recommend(call):
+    folder = SMALL.parent / "learning-cifar-2xh200"
+    words = ("recommend", folder, "--objective", "time-to-target", "--topology", "hgx-h200", "--world-sizes")
+    code, out, err = call(*words, "8,16")
+    assert (code, "fastest is 8 GPUs" in out) == (0, True)
+    assert "not predicted: hgx-h200: 16 ranks, but 8 places" in err
+    code, out, err = call(*words, "16")
+    assert (code, out, "nothing was predicted: hgx-h200 has 8 GPUs" in err) == (2, "", True)
+
+
 @pytest.mark.parametrize("words", [("--into", "nowhere"), ("--into=nowhere",)])
 def test_renamed_options_work_one_version_more_with_a_warning(call, words):
     code, _, err = call("verify", "one_bit", *words)
