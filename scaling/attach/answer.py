@@ -24,7 +24,6 @@ SAME_WORK = 0.02  # batches that differ by less are of one size
 
 
 def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
-    """A few lines: where the time goes, what would change it, and what to try next."""
     if "baseline" not in measured.steps_s:
         return [_missing(measured, "", "baseline")]
     lines = [*first_lines(measured), *_single_runs(measured, traced), *_few_steps(measured)]

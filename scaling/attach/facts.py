@@ -12,7 +12,7 @@ import numpy as np
 from scaling.attach.marks import RARE
 from scaling.attach.measured import Measured, Saved
 
-LEAST_SAME = 3  # first batches that are the same on all ranks: fewer may be by chance, as of constants
+LEAST_SAME = 3  # samples that are the same on all ranks: fewer may be by chance, as of constants
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def rare(measured: Measured) -> list[Rare]:
         waits = len(doing) < len(ranks) and least > 0.5 * of_step
         every = float(np.median(np.diff(steps))) if len(steps) > 1 else len(marks) - 1.0
         doing = doing if len(doing) < len(ranks) else ()
-        is_most = of_step > 0.5 * least
-        found.append(Rare(kind, doing, len(steps), every, total_s / len(steps), ratio, waits, is_most))
+        how = len(steps), every, total_s / len(steps), ratio, waits, of_step > 0.5 * least
+        found.append(Rare(kind, doing, *how))
     return sorted(found, key=lambda one: -one.ratio)
 
 
@@ -86,9 +86,17 @@ def horizon(measured: Measured) -> dict[str, Any]:
 
 
 def same_samples(measured: Measured) -> bool:
-    digests = [rank.get("digests", []) for rank in measured.ranks]
-    first = digests[0]
-    return len(digests) > 1 and len(set(first)) >= LEAST_SAME and all(own == first for own in digests)
+    """Whether ranks draw as many of the same first samples as from one set; of an unknown one, the same."""
+    kinds = [set(rank.get("digests", ())) for rank in measured.ranks]
+    least: float = min(map(len, kinds))
+    if length := unshared(measured):
+        least = max(LEAST_SAME, 0.5 * least**2 / length)
+    return len(kinds) > 1 and least >= LEAST_SAME and all(len(own & kinds[0]) >= least for own in kinds)
+
+
+def unshared(measured: Measured) -> int | None:
+    lengths = {rank.get("unshared_samples") for rank in measured.ranks}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def exchanges_nothing(measured: Measured) -> bool:
@@ -108,7 +116,6 @@ def without_no_sync(measured: Measured) -> bool:
 
 
 def hosts(ranks: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]], int]]:
-    """The hosts, the ranks of each, and how many cores these may use together."""
     for host in sorted({rank.get("host", "") for rank in ranks}):
         here = [rank for rank in ranks if rank.get("host", "") == host]
         yield host, here, len(set().union(*(rank.get("affinity", []) for rank in here)))
@@ -126,11 +133,10 @@ def reduces_a_step(rank: dict[str, Any]) -> float:
 
 def settings(measured: Measured) -> dict[str, Any]:
     first, on_gpu = measured.ranks[0], measured.device == "cuda"
-    lengths = {rank.get("unshared_samples") for rank in measured.ranks}
     is_slow_input = on_gpu and first.get("batches") and not first.get("draws_in_thread")
     return {
         "same_samples": same_samples(measured),
-        "unshared": lengths.pop() if len(lengths) == 1 and not same_samples(measured) else None,
+        "unshared": None if same_samples(measured) else unshared(measured),
         "all_used": first.get("find_unused") and first.get("all_used"),
         "calls": reduces_a_step(first),
         "passes": measured.signatures["baseline"][0] if without_no_sync(measured) else None,

@@ -171,7 +171,6 @@ def _parts(measured: Measured, *phases: str) -> list[float]:
 
 
 def _of_phases(measured: Measured) -> Iterator[Finding]:
-    """Of phases that no arm takes away: what every rank spends in them."""
     kinds = {"gradients": "gradients", "optimizer": "update", "collectives": "collective", "rest": "rest"}
     if not measured.has_loader:
         kinds["before_backward"] = "forward"

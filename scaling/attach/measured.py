@@ -40,7 +40,6 @@ class Saved:
 
     @property
     def text(self) -> str:
-        """With its interval, as `12.3% ± 0.8%`."""
         return f"{self.ratio:.1%}{self._half_text}"
 
     @property
@@ -221,7 +220,6 @@ class Measured:
         return self.signatures.get(arm) != self.signatures.get("baseline")
 
     def phases_of(self, arm: str) -> list[dict[str, float]]:
-        """Of each rank, the median over launches; empty where there are none."""
         launches = list(self.phases.get(arm, {}).values())
         return [
             {name: float(np.median([of[name] for of in launched])) for name in launched[0]}

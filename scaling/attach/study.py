@@ -49,7 +49,6 @@ class AttachPlan:
 
 
 def arms_of(names: str | None) -> list[str]:
-    """The arms of `a,b`; all without a name, always the baseline; AttachError where a name is no arm's."""
     chosen = list(ARMS) if names is None else [name.strip() for name in names.split(",") if name.strip()]
     wrong = [name for name in chosen if name not in ARMS]
     if wrong:

@@ -276,6 +276,8 @@ def test_where_nothing_trains_by_torch_a_step_ends_with_a_collective_after_a_bat
     monkeypatch.setattr(agent, "_begin_without", lambda: True)
     marked: list[int] = []
     monkeypatch.setattr(agent, "_mark", lambda *_: marked.append(agent.done["input"]))
+    for _ in range(9):
+        agent.after_part("broadcast")  # of parameters, before the first batch
     for batch in range(1, 6):
         agent.done["input"] = batch
         for name in ("all_reduce", "all_reduce", "all_gather"):

@@ -3,6 +3,7 @@
 import pytest
 
 from scaling.attach.answer import answer
+from scaling.attach.facts import same_samples
 from scaling.attach.findings import findings
 from scaling.report.text import text_of
 from tests.attach.made_marks import EVEN, made_launches, made_rank, made_runs, with_facts
@@ -118,3 +119,10 @@ def test_ranks_that_are_slow_by_turns_are_no_slow_rank():
     assert "Slow rank: none above the A/A spread." in answer(measured)
     kinds = {found.kind for found in findings(measured)}
     assert ("turns" in kinds, "slow_rank" in kinds) == (True, False)
+
+
+def test_ranks_that_draw_from_one_set_in_other_orders_draw_the_same_samples():
+    measured = with_facts(made_runs(EVEN), "baseline", unshared_samples=64, digests=list(range(20)))
+    for second, is_same in ((range(40, 8, -1), True), (range(32, 64), False)):
+        measured.facts["baseline"][1]["digests"] = list(second)
+        assert same_samples(measured) is is_same

@@ -261,11 +261,11 @@ class Agent:
 
     def after_part(self, part: str) -> None:
         """Where no optimizer of torch steps, backward passes are the steps; without those, and without DDP,
-        collectives of one name, of those that follow a batch if batches are drawn."""
+        collectives of one name that follow a batch."""
         is_backward, drawn, last = part == BACKWARD, self.done["input"], self._drawn
         if self.optimizers or self.is_stopping or (is_backward and not torch.is_grad_enabled()):
             return
-        if not is_backward and (self.models or self._without[BACKWARD] or (drawn and drawn == last)):
+        if not is_backward and (self.models or self._without[BACKWARD] or drawn == last):
             return
         self._drawn = drawn
         self._without[part] += 1

@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-import zlib
 from collections import Counter
 from typing import Any
 
@@ -24,7 +23,7 @@ COLLECTIVES = (
     *SAFE, "all_to_all", "all_to_all_single", "broadcast", "broadcast_object_list", "gather", "gather_object",
     "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "monitored_barrier",
 )  # fmt: skip
-DIGESTS, DIGESTED = 6, 256  # batches of which a digest is kept, and numbers of each
+DIGESTED, SAMPLES, NUMBERS = 8, 64, 64  # batches of whose first samples' first numbers a digest is kept
 
 # Calls that have not ended, by name and thread; of backward passes those of all threads together.
 _open = Counter[tuple[str, int]]()
@@ -172,9 +171,12 @@ def _sizes(batch: Any) -> tuple[int, int]:
     return next(((len(tensor), tensor.numel()) for tensor in tensors), (0, 0))
 
 
-def _digest(batch: Any) -> int:
-    first = next(iter(tensors_of(batch)), None)
-    return 0 if first is None else zlib.crc32(repr(first.detach().flatten()[:DIGESTED].tolist()).encode())
+def _digests(batch: Any) -> list[int]:
+    for one in tensors_of(batch):
+        if one.dim() and one.numel() and one.layout == torch.strided:
+            samples = one.detach()[:SAMPLES]
+            return [hash(tuple(of)) for of in samples.reshape(len(samples), -1)[:, :NUMBERS].tolist()]
+    return []
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
@@ -216,8 +218,8 @@ def _batches(agent: Agent) -> None:
             self._attach_trains = True
             is_cached = agent.arm.is_cached
             (agent.cached_batches if is_cached else agent.batches).append(_sizes(batch))
-            if len(agent.digests) < DIGESTS and not is_cached:
-                agent.digests.append(_digest(batch))
+            if len(agent.batches) <= DIGESTED and not is_cached:
+                agent.digests += _digests(batch)
             agent.facts.setdefault("loader_workers", getattr(self, "_num_workers", 0))
             if not is_own:
                 agent.facts["draws_in_thread"] = True
