@@ -226,7 +226,7 @@ TOO_NOISY = 0.15  # a doubt about a larger part of the step hides what launches 
 
 
 def doubts_of(choice: Candidate, rivals: Sequence[Candidate], study: Known) -> list[Finding]:
-    """Of each kind the one that weighs most, the heaviest first; rivals are not told from the choice."""
+    """Of each kind the one that weighs most, the heaviest first; rivals are not distinguished from it."""
     found: dict[str, Finding] = {}
     rows = [choice.row, *(rival.row for rival in rivals if rival.value <= NEAR_RATIO * choice.value)]
     for row in rows:

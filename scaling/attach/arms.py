@@ -50,7 +50,7 @@ def _no_collectives(_: Arm, measured: Measured) -> str | None:
     if ranks[0].get("without_ddp"):
         return "without DDP they are the exchange, which no_exchange leaves out"
     if hook := ranks[0].get("script_hook"):
-        return f"they are not told from those of its communication hook {hook}"
+        return f"they cannot be distinguished from those of its communication hook {hook}"
     called = ranks[0].get("collectives", {})
     if not any(4 * count >= len(min(ranks[0]["step_s"], key=len)) for count in called.values()):
         return "the script has no collectives of its own in its steps"

@@ -37,7 +37,8 @@ def read_traces(paths: Sequence[Path], num_steps: int) -> Traced | None:
     if not ranks or len(by_rank) < len(ranks):
         return None
     step_s, nccl_s, exposed_s, busy_s, syncs, waited = map(float, np.median(by_rank, axis=0))
-    kernels = [_nccl(events) for events in ranks]
+    in_order = [sorted(filter(_is_nccl, events), key=lambda event: float(event["ts"])) for events in ranks]
+    kernels = [[float(event["dur"]) / 1e6 for event in events] for events in in_order]
     same_kernels = len(set(map(len, kernels))) == 1
     moving_s = sum(map(min, zip(*kernels, strict=True))) / num_steps if same_kernels else nccl_s
     late = _late_rank(kernels)
@@ -52,11 +53,6 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 def _is_nccl(event: dict[str, Any]) -> bool:
     return event.get("cat") == "kernel" and "nccl" in str(event["name"]).lower()
-
-
-def _nccl(events: Iterable[dict[str, Any]]) -> list[float]:
-    kernels = sorted((event for event in events if _is_nccl(event)), key=lambda event: float(event["ts"]))
-    return [float(event["dur"]) / 1e6 for event in kernels]
 
 
 def _read(events: Sequence[dict[str, Any]], num_steps: int) -> tuple[float, ...] | None:

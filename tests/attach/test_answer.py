@@ -66,8 +66,8 @@ SHORTER = {**EVEN, "no_exchange": (0.06, 0.06)}
      ["A step takes 100 ms without peer access (its marks"]),
     # The hook that switches arms costs something.
     (with_facts(made_runs({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002),
-     ["A step takes 80 ms, 80 ms on average of 18 steps as it is "
-      "(with the hook that switches arms 100 ms, +25.0%; A/A"]),
+     ["A step takes 80 ms (mean of 18 unchanged steps: 80 ms; "
+      "with the hook that switches arms 100 ms, +25.0%; A/A"]),
     # The parts of a step add up to it.
     (made_runs(SHORTER), ["input 30%, forward 6%, backward 6%, optimizer 18%, rest 0%; rank 1",
      "Without the exchange a step would be 40.0% \u00b1 0.0% shorter."]),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -244,6 +245,42 @@ except FileNotFoundError as error: print(error)
     assert folder.texts() == {f"ckpt_{at}": "mine" for at in range(3)}
 
 
+def test_what_is_done_through_a_link_that_leads_elsewhere_now_is_done_there(folder):
+    (folder.work / "ckpt_1").mkdir()
+    (folder.work / "ckpt_1" / "step").write_text("1")
+    (folder.work / "last").symlink_to("ckpt_1")
+    code = """
+os.mkdir('ckpt_2')
+open('ckpt_2/step', 'w').write('2')
+os.unlink('last')
+os.symlink('ckpt_2', 'last')
+open('last/step', 'w').write('3')
+open('last/more', 'x').write('more')
+os.mkdir('last/folder')
+os.symlink('more', 'last/link')
+os.rename('last/more', 'last/most')
+print(open('ckpt_2/step').read(), sorted(os.listdir('ckpt_2')), os.listdir() == os.listdir(None))
+os.remove('last/step')
+print(os.access('last/step', os.R_OK), os.access('last', os.R_OK), os.path.exists('ckpt_2/step'))
+shutil.rmtree('ckpt_2')
+print(os.access('last', os.R_OK))
+"""
+    assert folder.run(code).splitlines() == [
+        "3 ['folder', 'link', 'most', 'step'] True", "False True False", "False",
+    ]  # fmt: skip
+    assert folder.texts() == {"ckpt_1/step": "1"}
+
+
+def test_an_older_file_that_is_too_large_to_copy_is_not_renamed_either(folder):
+    with open(folder.work / "large", "wb") as file:
+        file.truncate(257 * 2**20)
+    code = """
+try: os.rename('large', 'larger')
+except PermissionError as error: print(os.listdir(), error)
+"""
+    assert re.fullmatch(r"\['large'\] it renames .*large \(269484032 bytes\); .*", folder.run(code))
+
+
 def test_folders_that_links_lead_to_and_new_ones_that_are_renamed_end_in_the_runs_folder(folder, tmp_path):
     (folder.work / "ckpt_1").mkdir()
     (folder.work / "ckpt_1" / "step").write_text("1")
@@ -292,6 +329,7 @@ def test_checkpoints_are_saved_and_read_back_and_older_ones_stay(folder):
 
 MLFLOW = """
 import os
+import re
 uri = os.environ.get("MLFLOW_TRACKING_URI")
 def set_tracking_uri(new):
     global uri
@@ -333,16 +371,20 @@ print(mlflow.uri, mlflow.MlflowClient(tracking_uri='http://server').uri)
 def test_uploads_are_left_out_and_calls_of_trackers_counted(folder):
     (folder.modules / "huggingface_hub").mkdir()
     (folder.modules / "huggingface_hub" / "__init__.py").write_text("from .hf_api import HfApi, upload_file")
-    for name, text in (("huggingface_hub/hf_api", HUB), ("wandb", WANDB), ("mlflow", MLFLOW)):
+    (folder.modules / "boto3" / "s3").mkdir(parents=True)
+    boto3 = "def upload_fileobj(*_): raise OSError"
+    files = {"huggingface_hub/hf_api": HUB, "wandb": WANDB, "mlflow": MLFLOW, "boto3/s3/inject": boto3}
+    for name, text in files.items():
         (folder.modules / f"{name}.py").write_text(text)
     code = """
+from boto3.s3.inject import upload_fileobj
 from huggingface_hub import HfApi, upload_file
 import mlflow, wandb
-for send in (upload_file, HfApi().upload_file):
+for send in (upload_file, HfApi().upload_file, upload_fileobj):
     send('a')
 wandb.init().log(1)
 wandb.log(2)
 mlflow.log_metric('loss', 3)
 print(dict(sys.modules['_scaling_attach_inside.libraries'].LEFT_OUT))
 """
-    assert folder.run(code).splitlines() == ["1", "2", "loss", "{'uploads': 2, 'wandb': 2, 'mlflow': 1}"]
+    assert folder.run(code).splitlines() == ["1", "2", "loss", "{'uploads': 3, 'wandb': 2, 'mlflow': 1}"]

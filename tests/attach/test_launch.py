@@ -179,7 +179,7 @@ MADE = {
     "each is a process where arms cannot be switched": (
      {"no_exchange": 0.06}, {"apart": STATIC}, {"aa": 4, "no_exchange": 4},  # once in the launch that failed
      [f"Each arm was a process of its own, which is less exact: {STATIC}.",
-      "A step takes 100 ms, 100 ms on average of",
+      "A step takes 100 ms (mean of",
       "Without the exchange a step would be 40.0% \u00b1 0.0% shorter."]),
     "and where ranks stop at other steps while they are, as by values that drift": (
      {"no_exchange": 0.06}, {"apart": BROKE}, {"aa": 4},

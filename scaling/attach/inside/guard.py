@@ -88,11 +88,9 @@ class Copies:
 
     def latest(self, path: Any, dir_fd: int | None = None, *, is_followed: bool = True) -> Any:
         """What to open to read a path: the copy if there is one, else the path. Error if it was removed."""
-        self._is_any = self._is_any or posix.access(self._folder, os.F_OK)
+        path = self.led(path, dir_fd, is_followed=is_followed)
         if not self._is_any or isinstance(path, int):
             return path
-        if posix.access(f"{self._folder}/links", os.F_OK):
-            path = self._through_links(path, dir_fd, is_followed)
         for is_last in (False, True)[: 1 + is_followed]:
             if (status := status_of(path, dir_fd, is_followed=is_last)) is None:
                 break
@@ -103,15 +101,18 @@ class Copies:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return path
 
-    def _through_links(self, path: Any, dir_fd: int | None, is_followed: bool) -> Any:
-        """The same entry, by what links lead to now."""
+    def led(self, path: Any, dir_fd: int | None = None, *, is_followed: bool = False) -> Any:
+        """The same entry, by what links lead to now. `is_followed`: also if the path itself is one."""
+        self._is_any = self._is_any or posix.access(self._folder, os.F_OK)
+        if not self._is_any or isinstance(path, int) or not posix.access(f"{self._folder}/links", os.F_OK):
+            return path
         name = os.path.abspath(_absolute(path, dir_fd)) + os.sep * is_followed
         for at in [at for at, letter in enumerate(name) if at and letter == os.sep]:
             status = status_of(name[:at], None, is_followed=False)
             with suppress(OSError, AttributeError):  # it is no link, or leads where it did
                 target = posix.readlink(self.place(status))  # type: ignore[arg-type]
                 led = os.path.join(os.path.dirname(name[:at]), target) + name[at:].rstrip(os.sep)
-                return self._through_links(led, None, is_followed)
+                return self.led(led, is_followed=is_followed)
         return path
 
     def is_gone(self, path: Any, dir_fd: int | None = None) -> bool:
@@ -228,26 +229,31 @@ class Guard:
         at = (name, folder) if isinstance(folder, int) else (os.path.join(folder, name),)
         return not self._copies.is_gone(*at)
 
-    def _list(self, call: Any, path: Any = ".") -> Any:
-        path = self.latest(path)
+    def _list(self, call: Any, path: Any = None) -> Any:
+        path = self.latest("." if path is None else path)
         return [name for name in call(path) if self._shows(path, name)]
 
-    def _scan(self, call: Any, path: Any = ".") -> Any:
-        entries = call(path := self.latest(path))
+    def _scan(self, call: Any, path: Any = None) -> Any:
+        entries = call(path := self.latest("." if path is None else path))
         shown = _Entries(lambda entry: self._shows(path, entry.name), entries)
         shown.close = entries.close
         return shown
 
     def _look(self, call: Any, path: Any, *how: Any, dir_fd: int | None = None, **named: Any) -> Any:
         is_followed = named.get("follow_symlinks", call.__name__ in ("stat", "access"))
-        if call.__name__ == "access" and self._copies.is_gone(path, dir_fd):
-            return False
-        return call(self.latest(path, dir_fd, is_followed=is_followed), *how, dir_fd=dir_fd, **named)
+        try:
+            place = self.latest(path, dir_fd, is_followed=is_followed)
+        except FileNotFoundError:
+            if call.__name__ == "access":
+                return False
+            raise
+        return call(place, *how, dir_fd=dir_fd, **named)
 
     def instead(self, path: Any, *, is_emptied: bool, dir_fd: int | None = None) -> Any:
         """Where what is written to a path goes: there, or to a copy if an older file is there."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return path
+        path = self._copies.led(path, dir_fd, is_followed=True)
         if (status := self._copies.older_file(path, dir_fd)) is None:
             self._make(path, dir_fd)
             return path
@@ -265,6 +271,7 @@ class Guard:
         return self._copies.begin(status, name)
 
     def _anew(self, path: Any, dir_fd: int | None = None) -> Any:
+        path = self._copies.led(path, dir_fd)
         if self._copies.is_gone(path, dir_fd):
             return self.instead(path, is_emptied=True, dir_fd=dir_fd)
         self._make(path, dir_fd)
@@ -298,6 +305,7 @@ class Guard:
         return call(place, flags, mode, dir_fd=dir_fd)
 
     def _remove(self, call: Any, path: Any, *, dir_fd: int | None = None) -> None:
+        path = self._copies.led(path, dir_fd)
         self.latest(path, dir_fd, is_followed=False)  # an error if it was removed before
         name, is_older = _absolute(path, dir_fd), self._age(path, dir_fd) == "older"
         if call.__name__ == "rmdir" and os.path.isdir(name):
@@ -311,7 +319,9 @@ class Guard:
     def _rename(self, call: Any, src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
         if call.__name__ == "move" and os.path.isdir(dst):
             dst = os.path.join(dst, os.path.basename(os.fspath(src).rstrip(os.sep)))
-        source, target = (_absolute(src, named.get("src_dir_fd")), _absolute(dst, named.get("dst_dir_fd")))
+        fds = named.get("src_dir_fd"), named.get("dst_dir_fd")
+        src, dst = self._copies.led(src, fds[0]), self._copies.led(dst, fds[1])
+        source, target = _absolute(src, fds[0]), _absolute(dst, fds[1])
         self.latest(source, is_followed=False)
         is_older, is_tree = self._has_older(source), os.path.isdir(source) and not os.path.islink(source)
         is_over = self._age(target) == "older" or self._copies.is_gone(target)
@@ -325,8 +335,9 @@ class Guard:
                 self._rename(call, os.path.join(source, name), os.path.join(target, name))
             os.rmdir(source)
         elif is_older:
-            if os.path.getsize(source) <= MOST_COPIED:
-                shutil.copyfile(source, target, follow_symlinks=False)
+            if (size := os.lstat(source).st_size) > MOST_COPIED:
+                self.refuse(f"it renames {source} ({size} bytes); leave it where it is, or rename a copy")
+            shutil.copyfile(source, target, follow_symlinks=False)
             os.unlink(source)
         else:
             self._keep(target)
@@ -335,15 +346,17 @@ class Guard:
 
     def _create(self, at: int, call: Any, *arguments: Any, **named: Any) -> None:
         """A path that the run has removed is there all the same: to make it again is no error."""
-        path = arguments[at] if len(arguments) > at else named[("path", "dst")[at]]
-        dir_fd = named.get(("dir_fd", "dst_dir_fd")[at])
+        names, dir_fd = (("path",), ("src", "dst"))[at], named.get(("dir_fd", "dst_dir_fd")[at])
+        *before, path = *arguments[: at + 1], *(named.pop(name) for name in names[len(arguments) :])
+        path = self._copies.led(path, dir_fd)
+        arguments = (*before, path, *arguments[at + 1 :])
         try:
             self._make(path, dir_fd)
             call(*arguments, **named)
         except FileExistsError:
             if not self._copies.is_gone(path, dir_fd):
                 raise
-            target = os.fsdecode(arguments[0] if arguments else named["src"]) if at else None
+            target = os.fsdecode(arguments[0]) if at else None
             if call.__name__ == "link" and target:
                 target = os.path.abspath(target)
             self._copies.restore(_absolute(path, dir_fd), target)

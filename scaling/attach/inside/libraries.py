@@ -11,11 +11,12 @@ from typing import Any
 from .guard import Guard
 
 LEFT_OUT = Counter[str]()  # of this process: calls that send something elsewhere, or log it with a tracker
+_BOTO3 = "upload_file bucket_upload_file object_upload_file"
 SENDS = {  # module -> its class, and the functions of either that send files elsewhere
     "huggingface_hub.hf_api": ("HfApi", "upload_folder upload_file upload_large_folder create_commit"),
     "transformers.trainer": ("Trainer", "push_to_hub"),
     "transformers.modeling_utils": ("PreTrainedModel", "push_to_hub"),
-    "boto3.s3.transfer": ("S3Transfer", "upload_file"),
+    "boto3.s3.inject": ("", f"{_BOTO3} {_BOTO3.replace('file', 'fileobj')}"),
     "google.cloud.storage.blob": ("Blob", "upload_from_filename upload_from_file upload_from_string"),
 }
 
