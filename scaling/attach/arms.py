@@ -23,7 +23,6 @@ def switchable(arms: Sequence[str]) -> list[str]:
 
 
 def apart(arms: Sequence[str], launch: int, seed: int) -> list[str]:
-    """The same, each as a process of its own, in the order of a launch."""
     drawn = order_of(switchable(arms), seed, launch)
     if not launch:
         drawn.sort(key=lambda arm: (arm != "baseline", arm != "no_exchange"))

@@ -97,7 +97,6 @@ def run_arm(
 
 
 def _watching(arm: str, out: Path, blocks: Blocks) -> Callable[[list[dict[str, Any]]], None]:
-    """What such a launch's records are given to: asks whether there is enough, once a round."""
     seen = 0
 
     def watch(ranks: list[dict[str, Any]]) -> None:

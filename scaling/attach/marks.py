@@ -83,7 +83,6 @@ def _spans(marked: Sequence[Any], start_s: float) -> list[Span]:
 
 
 def _cut(marked: Sequence[Any], begin_s: float, end_s: float) -> list[Span]:
-    """A backward pass, cut where collectives run in it; and these."""
     spans: list[Span] = []
     for name, start_s, stop_s in sorted(marked, key=lambda span: span[1]):
         if name == "collective" and begin_s <= start_s and stop_s <= end_s:
@@ -179,7 +178,6 @@ def _in_phase_s(step: MarkedStep, phase: str) -> float:
 
 
 def mean_s(ranks: Sequence[dict[str, Any]]) -> float:
-    """The mean length of a step after the warm-up, of any kind; of the slowest rank."""
     return max(float(np.mean([step.step_s for step in steps])) for steps in after_warmup(ranks))
 
 

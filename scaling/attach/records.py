@@ -118,8 +118,7 @@ class AttachedFolder:
         return {**cell, "global_batch": local_batch * int(cell["world_size"])}
 
     def _is_other_work(self, run: Run) -> bool:
-        """Whether one worker's step is seen to be another one than a rank's of several: nothing scales then.
-        Of batches that are not seen, a longer step tells that they are larger."""
+        """Whether one worker's step is seen to be another one, or longer where batches are not seen."""
         if not row_of(run.arm).is_alone or not run.ranks:
             return False
         (signature, steps), (usual, usual_steps) = steady(run.ranks), steady(self.first)

@@ -143,7 +143,6 @@ class _Session:
         return reason is not None
 
     def _is_enough(self, run: Run) -> bool:
-        """Whether no more rounds are needed; says what is known so far."""
         self._under_way = self._number, run
         known = Measured()
         for number, one in [*self._runs, self._under_way]:

@@ -41,8 +41,7 @@ def read_traces(paths: Sequence[Path], num_steps: int) -> Traced | None:
     kernels = [[float(event["dur"]) / 1e6 for event in events] for events in in_order]
     same_kernels = len(set(map(len, kernels))) == 1
     moving_s = sum(map(min, zip(*kernels, strict=True))) / num_steps if same_kernels else nccl_s
-    late = _late_rank(kernels)
-    return Traced(num_steps, step_s, nccl_s, moving_s, exposed_s, busy_s, syncs, waited, late)
+    return Traced(num_steps, step_s, nccl_s, moving_s, exposed_s, busy_s, syncs, waited, _late_rank(kernels))
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -192,7 +192,6 @@ class Agent:
             self.stop()
 
     def _follow(self, made: int) -> None:
-        """Changes the arm where a block ends; the ranks do so after the same step."""
         if len(self.plan.labels) >= made:
             return  # of several optimizers, another one makes the step
         if self.device == "cuda" and made >= self.warmup and not (made - self.warmup) % self.plan.block:

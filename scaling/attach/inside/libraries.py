@@ -61,7 +61,6 @@ def after_subprocess(module: Any, path: str, order: str) -> None:
 
 
 def after_h5py(module: Any, guard: Guard) -> None:
-    """Its files are opened by a library in C."""
 
     @around(module.File, "__init__")
     def _(begin: Any, self: Any, name: Any, mode: str = "r", *arguments: Any, **named: Any) -> None:

@@ -76,7 +76,6 @@ def fit_threads() -> None:
 
 
 def _places(own: dict[str, Any]) -> list[dict[str, Any]]:
-    """The place of every rank; launchers bind ranks to cores or leave them all to each of them."""
     if not dist.is_initialized():
         return [own]
     if (store := store_of_script()) is None:
