@@ -75,7 +75,9 @@ def answers(question: Question, table: pd.DataFrame, cells: Sequence[CellResult]
         exact = [row for row in others if row not in lossy]
         best = {name: _best(ddp, some, scatter) for name, some in (("exact", exact), ("lossy", lossy))}
         if best["lossy"]:
+            steps = {None, *(row["step"] for row in exact)}
             best["lossy"] |= _accuracy_of(trainings, best["lossy"])
+            best["lossy"]["is_alone"] = best["lossy"]["step"] not in steps  # nothing exact has such a step
         if any(best.values()):
             chosen = (*(one["cell_id"] for one in best.values() if one), ddp["cell_id"])
             found.append(Finding("answer_aggregator", chosen, {**_values(given, ddp), **best}))

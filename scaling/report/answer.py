@@ -91,6 +91,8 @@ def answer_of(
     if mark and limit.startswith("Limit"):
         details[0] = f"{limit}."
         explained.append(f"{more[0].upper()}{more[1:]}")
+    if answers and answers[0].kind == "answer_compression":  # the verdict is of the fastest without loss
+        details = [line.replace("Limit:", "Limit without loss:", 1) for line in details]
     speedup = verdicts[0].values["speedup"] if verdicts[0].values["world_size"] > 1 else None
     if answers and not is_target and speedup is not None:
         details.insert(0, text_of(verdicts[0], "headline"))

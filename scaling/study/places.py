@@ -60,7 +60,7 @@ def world_sizes_on(part: Part, device: str, machine: AvailableMachine, notes: li
             return wanted
         dropped = [size for size in crowded if size > 2 and part.missing_devices == "drop"]
         shared = [size for size in crowded if size not in dropped]
-        for sizes, what in ((dropped, "left out: more than the"), (shared, "share the")):
+        for sizes, what in ((dropped, "left out: more than the"), (shared, "share")):
             if sizes:
                 notes.append(
                     f"{' and '.join(map(str, sizes))} workers {what} {machine.num_cores} CPU "

@@ -104,13 +104,19 @@ def test_fastest_is_compared_with_ddp_on_each_link(study):
     assert "mlp, host-only" in answer.table.rows[1][0]
 
 
+def test_lossy_in_a_step_of_its_own_says_that_part_of_the_gain_may_be_the_steps(study):
+    add(study, "all_reduce", 2, 0.6, **GPU)
+    add(study, "one_bit", 2, 0.3, lossy=True, **{**GPU, "step": "captured"})
+    answer = answered(study, "compression")
+    assert "one_bit (captured, DDP not, accuracy not compared) is 2.00 ±" in answer.sentence
+    assert answer.sentence.endswith("Nothing exact has a captured step: part of the gain may be the step's.")
+
+
 def test_ratio_of_one_launch_has_no_interval_and_says_so(study):
     add(study, "all_reduce", 2, 0.6, launches=1, **GPU)
     add(study, "ring", 2, 0.4, launches=1, **{**GPU, "step": "eager"})
     answer = answered(study, "aggregator")
-    assert answer.sentence.endswith(
-        "1.50 times as fast as DDP on 2 GPUs (400 against 600 ms a step, one launch)."
-    )
+    assert answer.sentence.endswith("1.50 times as fast as DDP on 2 GPUs (400 against 600 ms, one launch).")
     assert column(answer, "x DDP") == ["1.50"]
 
 
@@ -143,8 +149,8 @@ def test_compression_has_the_accuracy_of_the_same_training_or_says_on_how_many_w
 def test_trainings_of_one_seed_say_what_each_loses(study, epoch_line):
     train(study, epoch_line, all_reduce=0.95, one_bit=0.94, top_k=0.90)
     answer = answered(study, "compression")
-    said = "Best lossy: one_bit on 2 workers, 1.00 points below exact all_reduce (95.00%) and 1.00 times as"
-    assert answer.sentence == f"{said} fast; one seed each, perhaps chance."
+    said = "Most accurate lossy: one_bit on 2 workers, 1.00 points below exact all_reduce (95.00%)"
+    assert answer.sentence == f"{said}, trained 1.00 times as fast; one seed each, perhaps chance."
     assert [row[0] for row in answer.table.rows] == ["one_bit", "top_k", "all_reduce, exact"]
     assert answer.table.bounds == [2]
     assert column(answer, "points") == ["-1.00", "-5.00", MISSING]
@@ -164,7 +170,7 @@ def test_trainings_are_compared_on_their_link_which_is_named_with_their_speed(st
         link = {"device": "cuda", "peer_access": peer_access}
         train(study, epoch_line, link, all_reduce=0.95, one_bit=0.94)
     answer = answered(study, "compression")
-    assert "(95.00%) and 1.00 times as fast (GPU peer access); one seed each" in answer.sentence
+    assert "(95.00%), trained 1.00 times as fast (GPU peer access); one seed each" in answer.sentence
     assert column(answer, "aggregator") == [
         "one_bit, peer access", "all_reduce, exact, peer access",
         "one_bit, host-only", "all_reduce, exact, host-only",
