@@ -23,9 +23,9 @@ Writes cells.csv, a row a predicted cell, and folds.csv, a row a fold and family
 
 `--blind` compares predictions that were made before their cells were measured (results/predictions) with the
 cells of the folder that the file is named after, and prints what the model makes of these cells now; then the
-folds of two H100, whose cells are newer than the form of the model. `--probe` prints NCCL's all-reduce on
-four GPUs as it is predicted from two, against a probe of four. `--repeats` prints how far measured cells
-are off the mean of their own repeats, as a model that knew every mean would be.
+folds of `LATER` and of two H100, whose cells are newer than the form of the model. `--probe` prints NCCL's
+all-reduce on four GPUs as it is predicted from two, against a probe of four. `--repeats` prints how far
+measured cells are off the mean of their own repeats, as a model that knew every mean would be.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import argparse
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -63,8 +63,11 @@ REFERENCE = Path(__file__).parents[1] / "results" / "reference"
 PROBE = Path(__file__).parent / "results" / "probe-4xh200" / "samples.csv.gz"
 BLIND = Path(__file__).parents[1] / "results" / "predictions"
 LEFT_OUT = ("planted-faults-4xh200", "mnist-4xh200")
-LATER = "paper-2xh200"
-"""Measured after the model and the folds were made: a fold of its own, by `--blind`."""
+LATER = {
+    "paper-2xh200": ("paper-2xh200",),
+    "learning-*-2xh200": ("learning-cifar-2xh200", "learning-mnist-2xh200"),
+}
+"""Folders measured after the model and the folds were made: folds of their own, by `--blind`."""
 NETWORKS = ("fcn-r", "fcn-s4", "resnet-56", "alexnet-r", "gpt")
 CELL_COLUMNS = (
     *("fold", "results", "model", "aggregator", "family", "step", "precision", "wire", "input_placement"),
@@ -76,7 +79,7 @@ CELL_COLUMNS = (
 @dataclass(frozen=True)
 class Fold:
     """What is known and what is predicted, and their GPUs; `with_probe`: the probe's messages too;
-    `later`: cells of `LATER` as well."""
+    `later`: cells of these folders of `LATER` as well."""
 
     name: str
     knows: Callable[[MeasuredCell], bool]
@@ -84,7 +87,7 @@ class Fold:
     with_probe: bool = True
     known_gpu: str = "h200"
     gpu: str = "h200"
-    later: bool = False
+    later: tuple[str, ...] = ()
 
 
 def _of_network(name: str) -> Fold:
@@ -144,12 +147,15 @@ AS_THE_RUN_KNEW = (
 )
 """What `scaling run` knew of gpt-2xh100 before each launch."""
 
-LATER_FOLD = Fold(
-    f"{LATER}, 2 from 1",
-    lambda cell: cell.world_size == 1,
-    _cells(LATER, world_size=2),
-    with_probe=False,
-    later=True,
+LATER_FOLDS = tuple(
+    Fold(
+        f"{name}, 2 from 1",
+        lambda cell: cell.world_size == 1,
+        _cells(*folders, world_size=2),
+        with_probe=False,
+        later=folders,
+    )
+    for name, folders in LATER.items()
 )
 
 H100_FOLDS = (
@@ -169,12 +175,13 @@ H100_FOLDS = (
 
 
 def measured(
-    gpu: str = "h200", *, later: bool = False
+    gpu: str = "h200", *, later: Sequence[str] = ()
 ) -> tuple[tuple[MeasuredCell, ...], tuple[MeasuredTransfer, ...]]:
     """The cells of all committed folders whose GPU has that word in its name, and a probe's messages."""
     cells, transfers = _with_replicates(gpu)
     kept = (cell for cell in cells if not cell.cell.get("aa_replicate"))
-    return tuple(cell for cell in kept if later or folder_of(cell) != LATER), transfers
+    left_out = {folder for folders in LATER.values() for folder in folders} - {*later}
+    return tuple(cell for cell in kept if folder_of(cell) not in left_out), transfers
 
 
 @cache
@@ -229,8 +236,8 @@ def predictor_of(fold: Fold) -> Predictor:
     assert not predicted & {id(cell) for cell in known}, f"{fold.name} knows what it predicts"
     machine = machine_of(fold)
     sources = Sources(known, transfers if fold.with_probe else (), machine)
-    there = machine_of(replace(fold, known_gpu=fold.gpu))
-    return sources.predictor(load(REFERENCE / LATER / "topology.yaml") if fold.later else there, strategy)[0]
+    own = load(REFERENCE / fold.later[0] / "topology.yaml") if fold.later else None
+    return sources.predictor(own or machine_of(replace(fold, known_gpu=fold.gpu)), strategy)[0]
 
 
 def rows_of(fold: Fold) -> list[dict[str, Any]]:
@@ -313,7 +320,7 @@ def blind() -> Iterator[str]:
         yield line(f"{path.name}, as committed", compared)
         for fold in again.get(name, ()):
             yield line(f"{fold.name}, by the model as it is", rows_of(fold))
-    yield line(LATER_FOLD.name, rows_of(LATER_FOLD))
+    yield from (line(fold.name, rows_of(fold)) for fold in LATER_FOLDS)
 
 
 def _compared(cell: MeasuredCell, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,12 +84,11 @@ def test_intervals_of_one_step_hold_what_they_say_and_are_no_wider(scores, rows)
 
 def test_folds_that_leave_out_a_machine_are_inside_as_often_as_they_say(quality, scores):
     """Above 97% too: all cells of the paper's systems, and of GPT-2 nearly all of another GPU are inside."""
-    named = {fold.name: fold for fold in (quality.LATER_FOLD, *quality.H100_FOLDS)}
-    names = ("paper-2xh200, 2 from 1", "H100 from H200")
-    later, others = (scores.figures(quality.rows_of(named[name])) for name in names)
-    assert later["coverage"] >= 0.93
-    assert others["coverage"] >= 0.93
-    assert (later["cells"], others["cells"] - others["not_predicted"]) == (90, 81)
+    named = {fold.name: fold for fold in (*quality.LATER_FOLDS, *quality.H100_FOLDS)}
+    names = ("paper-2xh200, 2 from 1", "learning-*-2xh200, 2 from 1", "H100 from H200")
+    found = [scores.figures(quality.rows_of(named[name])) for name in names]
+    assert all(one["coverage"] >= 0.93 for one in found)
+    assert [one["cells"] - one["not_predicted"] for one in found] == [90, 33, 81]
     own = scores.figures(quality.rows_of(named["sharded-2xh100 from gpt-2xh100 and its own one GPU"]))
     assert own["coverage"] >= 0.93
 
